@@ -22,6 +22,8 @@ else()
   set(HWY_FORCE_STATIC_LIBS ON CACHE BOOL "" FORCE)
   FetchContent_MakeAvailable(highway)
   add_library(hwy::hwy ALIAS hwy)
+  set_target_properties(hwy PROPERTIES CXX_VISIBILITY_PRESET hidden)
+  set_target_properties(hwy_test PROPERTIES EXCLUDE_FROM_ALL ON)
   # Its objects become part of both libraries, so nothing of Highway has to be installed.
   set(ONCHIP_HWY_LINK "")
   set(ONCHIP_HWY_OBJECTS $<TARGET_OBJECTS:hwy>)
