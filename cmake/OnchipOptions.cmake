@@ -57,7 +57,7 @@ function(onchip_add_layer folder)
 endfunction()
 
 set(ONCHIP_PUBLIC_HEADERS "")
-foreach(header IN ITEMS attention.hpp export.h onchip.h plan.hpp status.hpp tensor.hpp threads.hpp)
+foreach(header IN ITEMS attention.hpp export.h io_model.hpp onchip.h plan.hpp status.hpp tensor.hpp threads.hpp)
   if(EXISTS "${PROJECT_SOURCE_DIR}/cpp/include/onchip/${header}")
     list(APPEND ONCHIP_PUBLIC_HEADERS "cpp/include/onchip/${header}")
   endif()
