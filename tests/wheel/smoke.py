@@ -4,6 +4,7 @@
 import platform
 
 import numpy as np
+
 import onchip
 
 rng = np.random.default_rng(0)
