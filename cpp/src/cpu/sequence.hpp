@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where the rows of one sequence lie, and which keys each of its rows sees.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "host/problem.hpp"
+
+namespace onchip::cpu {
+
+/// One sequence of the batch. `*_rows` is what memory holds, `*_len` what counts (seqused).
+struct Sequence {
+  std::int64_t batch = 0;
+  std::int64_t q_start = 0, q_rows = 0, q_len = 0;
+  std::int64_t k_start = 0, k_rows = 0, k_len = 0;
+};
+
+/// Keys [lo, hi) that a row sees: every mask of the contract is such a range.
+struct KeyRange {
+  std::int64_t lo = 0, hi = 0;
+  [[nodiscard]] bool empty() const { return lo >= hi; }
+};
+
+/// Element offset of row `row` of `sequence` (counted from its start) and head `head`.
+inline std::int64_t offset_of(const host::Strides& strides, std::int64_t batch, std::int64_t start,
+                              std::int64_t row, std::int64_t head) {
+  return batch * strides.batch + (start + row) * strides.row + head * strides.head;
+}
+
+inline Sequence sequence_at(const host::Problem& problem, const host::Operands& operands,
+                            std::int64_t b) {
+  Sequence s{.batch = b, .q_rows = problem.seqlen_q, .k_rows = problem.seqlen_k};
+  const auto stretch = [b](const std::int32_t* cu_seqlens, std::int64_t stride,
+                           std::int64_t& start, std::int64_t& rows) {
+    start = cu_seqlens[b * stride];
+    rows = cu_seqlens[(b + 1) * stride] - start;
+  };
+  if (problem.packed) stretch(operands.cu_seqlens_q, problem.cu_seqlens_q, s.q_start, s.q_rows);
+  if (problem.has_cu_seqlens_k) {
+    stretch(operands.cu_seqlens_k, problem.cu_seqlens_k, s.k_start, s.k_rows);
+  }
+  s.q_len = problem.has_seqused_q ? operands.seqused_q[b * problem.seqused_q] : s.q_rows;
+  s.k_len = problem.has_seqused_k ? operands.seqused_k[b * problem.seqused_k] : s.k_rows;
+  return s;
+}
+
+/// Contract, rule 4: -left <= j - (i + c) <= right with c = k_len - q_len.
+inline KeyRange visible_keys(const host::Problem& problem, const Sequence& s, std::int64_t i) {
+  if (i >= s.q_len) return {};
+  const std::int64_t diagonal = i + s.k_len - s.q_len;
+  const std::int64_t reach = s.q_len + s.k_len;  // a window this wide sees everything
+  KeyRange range{0, s.k_len};
+  if (problem.window_left >= 0) {
+    range.lo = std::max<std::int64_t>(0, diagonal - std::min(problem.window_left, reach));
+  }
+  if (problem.window_right >= 0) {
+    range.hi = std::min(s.k_len, diagonal + std::min(problem.window_right, reach) + 1);
+  }
+  return range.empty() ? KeyRange{} : range;
+}
+
+}  // namespace onchip::cpu
