@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "host/devices.hpp"
+
+#include <array>
+#include <cctype>
+
+namespace onchip::host {
+namespace {
+
+constexpr std::int64_t kKiB = 1024;
+constexpr std::int64_t kMiB = 1024 * kKiB;
+constexpr std::int64_t kGB = 1'000'000'000;
+constexpr double kTera = 1e12;
+
+// Datasheet figures, dense (no sparsity), float32 accumulation. float32 is the vector rate, since
+// tf32 does not keep float32's precision; float64 is the tensor-core rate where there is one.
+const std::array<DeviceInfo, 6>& table() {
+  static const std::array<DeviceInfo, 6> devices = {{
+      {"A100", DeviceType::cuda, 0, 80, 108, 163 * kKiB, 40 * kMiB, 80 * kGB, 2.039 * kTera,
+       312 * kTera, 19.5 * kTera, 19.5 * kTera},
+      {"L40S", DeviceType::cuda, 0, 89, 142, 99 * kKiB, 96 * kMiB, 48 * kGB, 0.864 * kTera,
+       362 * kTera, 91.6 * kTera, 1.43 * kTera},
+      {"RTX 4090", DeviceType::cuda, 0, 89, 128, 99 * kKiB, 72 * kMiB, 24 * kGB, 1.008 * kTera,
+       165.2 * kTera, 82.6 * kTera, 1.29 * kTera},
+      {"H100", DeviceType::cuda, 0, 90, 132, 227 * kKiB, 50 * kMiB, 80 * kGB, 3.35 * kTera,
+       989 * kTera, 67 * kTera, 67 * kTera},
+      {"H200", DeviceType::cuda, 0, 90, 132, 227 * kKiB, 50 * kMiB, 141 * kGB, 4.8 * kTera,
+       989 * kTera, 67 * kTera, 67 * kTera},
+      {"B200", DeviceType::cuda, 0, 100, 148, 227 * kKiB, 126 * kMiB, 180 * kGB, 8 * kTera,
+       2250 * kTera, 75 * kTera, 37 * kTera},
+  }};
+  return devices;
+}
+
+std::string folded(std::string_view name) {
+  std::string text;
+  for (const char c : name) {
+    if (c == ' ' || c == '-' || c == '_') continue;
+    text += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  }
+  for (const std::string_view word : {"nvidia", "geforce"}) {
+    if (text.starts_with(word)) text.erase(0, word.size());
+  }
+  return text;
+}
+
+}  // namespace
+
+const DeviceInfo* find_named_device(std::string_view name) {
+  const std::string wanted = folded(name);
+  for (const DeviceInfo& device : table()) {
+    if (folded(device.name) == wanted) return &device;
+  }
+  return nullptr;
+}
+
+std::vector<std::string> named_devices() {
+  std::vector<std::string> names;
+  for (const DeviceInfo& device : table()) names.push_back(device.name);
+  return names;
+}
+
+}  // namespace onchip::host

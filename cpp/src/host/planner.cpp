@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "host/planner.hpp"
+
+#include <algorithm>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+
+#include "host/cpu_plan.hpp"
+
+namespace onchip::host {
+namespace {
+
+constexpr std::int64_t kMaxGpuDim = 256;
+constexpr std::int64_t kMaxSplits = 128;
+constexpr std::int64_t kWorkspaceAlignment = 256;
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
+
+[[noreturn]] void unsupported(const std::string& message) {
+  throw Error(ErrorCode::unsupported, message);
+}
+
+[[noreturn]] void too_large() {
+  unsupported("workspace: the problem needs 2^63 bytes or more; split the batch");
+}
+
+std::int64_t product(std::initializer_list<std::int64_t> factors) {
+  std::int64_t result = 1;
+  for (const std::int64_t factor : factors) {
+    if (__builtin_mul_overflow(result, factor, &result)) too_large();
+  }
+  return result;
+}
+
+/// Adds up buffers, each aligned as a kernel finds it.
+class WorkspaceSize {
+ public:
+  void add(std::initializer_list<std::int64_t> factors) {
+    const std::int64_t lines = ceil_div(product(factors), kWorkspaceAlignment);
+    if (__builtin_add_overflow(total_, product({lines, kWorkspaceAlignment}), &total_)) {
+      too_large();
+    }
+  }
+  [[nodiscard]] std::size_t total() const { return static_cast<std::size_t>(total_); }
+
+ private:
+  std::int64_t total_ = 0;
+};
+
+MaskClass mask_class(const Problem& p) {
+  if (p.window_left >= 0 || p.window_right > 0) return MaskClass::local;
+  return p.window_right == 0 ? MaskClass::causal : MaskClass::dense;
+}
+
+TileQuery tile_query(const Problem& p, const DeviceInfo& device) {
+  return {p.pass, size_of(p.dtype), p.dim, p.dim_v, mask_class(p), device.on_chip_bytes};
+}
+
+void check_gpu(const Problem& p, const DeviceInfo& device) {
+  if (device.compute_capability < 80) {
+    unsupported("device: " + device.name + " has compute capability " +
+                std::to_string(device.compute_capability) +
+                ", expected 80 or more; the cpu backend has no such limit");
+  }
+  if (p.dtype == DType::float64) {
+    unsupported(
+        "q: float64 has no GPU kernel (float32, float16, bfloat16 have); the cpu backend "
+        "computes it");
+  }
+  const auto check_dim = [](const char* name, std::int64_t dim) {
+    if (dim % 8 == 0 && dim >= 8 && dim <= kMaxGpuDim) return;
+    unsupported(std::string(name) + ": head dim " + std::to_string(dim) +
+                ", expected a multiple of 8 up to 256 on a GPU; the cpu backend takes any");
+  };
+  check_dim("q", p.dim);
+  check_dim("v", p.dim_v);
+}
+
+const TileRow& choose_tile(const Problem& p, const DeviceInfo& device) {
+  const TileQuery query = tile_query(p, device);
+  const TileRow* row = device.compute_capability == 90 ? find_tile("sm90", query) : nullptr;
+  if (row == nullptr) row = find_tile("sm80", query);
+  if (row == nullptr) {
+    unsupported("device: no tile fits the " + std::to_string(device.on_chip_bytes) +
+                " bytes of shared memory of " + device.name + "; the cpu backend computes it");
+  }
+  return *row;
+}
+
+std::string kernel_name(const TileRow& row, const Problem& p) {
+  std::string name(row.family);
+  name += row.pass == Pass::forward ? "_fwd_" : "_bwd_";
+  name += name_of(p.dtype);
+  name += "_d" + std::to_string(row.dim);
+  if (row.dim_v != row.dim) name += "_" + std::to_string(row.dim_v);
+  name += row.suffix;
+  return name;
+}
+
+/// Tiles of `tile` rows over all sequences. Packed lengths are known on the device only: at most
+/// one tile of each sequence is partial.
+std::int64_t row_tiles(const Problem& p, std::int64_t longest, std::int64_t total,
+                       std::int64_t tile) {
+  const std::int64_t dense = product({p.batch, ceil_div(longest, tile)});
+  return p.packed ? std::min(dense, total / tile + p.batch) : dense;
+}
+
+std::int64_t query_tiles(const Problem& p, const PlanInfo& info, std::int64_t num_splits) {
+  if (!packs_heads(p, info.tile_q, num_splits)) {
+    return product({row_tiles(p, p.seqlen_q, p.total_q, info.tile_q), p.heads_q});
+  }
+  const std::int64_t group = p.heads_q / p.heads_kv;
+  return product(
+      {row_tiles(p, product({p.seqlen_q, group}), product({p.total_q, group}), info.tile_q),
+       p.heads_kv});
+}
+
+/// Splits that fill the device: the fewest that come within 85% of the best share of busy
+/// multiprocessors.
+std::int64_t filling_splits(std::int64_t tiles, std::int64_t key_tiles, std::int64_t units) {
+  if (tiles <= 0 || key_tiles <= 4 ||
+      static_cast<double>(tiles) >= 0.8 * static_cast<double>(units)) {
+    return 1;
+  }
+  const std::int64_t most = std::min({kMaxSplits, key_tiles, units});
+  // A count that leaves the longest part as long as one fewer does gains nothing.
+  const auto useful = [&](std::int64_t s) {
+    return s == 1 || ceil_div(key_tiles, s) != ceil_div(key_tiles, s - 1);
+  };
+  const auto busy = [&](std::int64_t s) {
+    const double waves = static_cast<double>(tiles * s) / static_cast<double>(units);
+    return waves / static_cast<double>(ceil_div(tiles * s, units));
+  };
+  double best = 0;
+  for (std::int64_t s = 1; s <= most; ++s) {
+    if (useful(s)) best = std::max(best, busy(s));
+  }
+  for (std::int64_t s = 1; s < most; ++s) {
+    if (useful(s) && busy(s) >= 0.85 * best) return s;
+  }
+  return most;
+}
+
+void choose_splits(const Problem& p, PlanInfo& info) {
+  info.num_splits = 1;
+  info.split_size = p.seqlen_k;
+  if (p.pass == Pass::backward || p.seqlen_k <= 0) return;
+  if (p.split_size > 0) {
+    info.split_size = std::min(p.split_size, p.seqlen_k);
+  } else if (p.num_splits != 1) {
+    const std::int64_t key_tiles = ceil_div(p.seqlen_k, info.tile_k);
+    std::int64_t splits = p.num_splits;
+    if (splits <= 0) {
+      // A window on the left already bounds the keys of a tile.
+      splits = p.window_left >= 0
+                   ? 1
+                   : filling_splits(query_tiles(p, info, 2), key_tiles, info.device.units);
+    }
+    const std::int64_t tiles_of_part = ceil_div(key_tiles, std::min(splits, key_tiles));
+    info.split_size = std::min(tiles_of_part * info.tile_k, p.seqlen_k);
+  }
+  info.num_splits = ceil_div(p.seqlen_k, info.split_size);
+}
+
+std::int64_t choose_grid(const Problem& p, const PlanInfo& info) {
+  if (p.pass == Pass::backward) {
+    return product({row_tiles(p, p.seqlen_k, p.total_k, info.tile_k), p.heads_q});
+  }
+  const std::int64_t blocks = product({query_tiles(p, info, info.num_splits), info.num_splits});
+  // sm90 blocks stay and take tile after tile, except split ones.
+  const bool persistent = info.backend == "sm90" && info.num_splits == 1;
+  return persistent ? std::min<std::int64_t>(blocks, info.device.units) : blocks;
+}
+
+std::size_t gpu_workspace(const Problem& p, const PlanInfo& info, const TileRow& row) {
+  WorkspaceSize size;
+  if (p.pass == Pass::forward) {
+    if (info.num_splits > 1) {
+      size.add({info.num_splits, p.total_q, p.heads_q, p.dim_v, 4});  // outputs of the parts
+      size.add({info.num_splits, p.total_q, p.heads_q, 4});           // their lse
+    }
+    return size.total();
+  }
+  const std::int64_t tiles = row_tiles(p, p.seqlen_q, p.total_q, info.tile_q);
+  const std::int64_t padded_rows = product({tiles, info.tile_q});
+  size.add({padded_rows, p.heads_q, 4});  // lse in the exponent's base
+  size.add({padded_rows, p.heads_q, 4});  // D
+  if (row.element_bytes == 2) size.add({padded_rows, p.heads_q, row.dim, 4});  // sums of dQ
+  if (p.heads_q != p.heads_kv) {  // sums of dK and dV over the heads of a group
+    size.add({p.total_k, p.heads_kv, p.dim, 4});
+    size.add({p.total_k, p.heads_kv, p.dim_v, 4});
+  }
+  if (p.has_dbias && size_of(p.bias_dtype) == 2) {
+    size.add({p.bias_shape.batch, p.bias_shape.head, p.bias_shape.row, p.bias_shape.col, 4});
+  }
+  if (p.deterministic) size.add({tiles, p.heads_q, 4});  // whose turn it is to add to dQ
+  return size.total();
+}
+
+void plan_gpu(const Problem& p, PlanInfo& info) {
+  check_gpu(p, info.device);
+  const TileRow& row = choose_tile(p, info.device);
+  info.backend = row.family;
+  info.kernel = kernel_name(row, p);
+  info.tile_q = row.tile_q;
+  info.tile_k = row.tile_k;
+  info.stages = row.stages;
+  info.warps = row.warps;
+  info.on_chip_bytes = on_chip_bytes(row);
+  choose_splits(p, info);
+  info.grid = choose_grid(p, info);
+  info.workspace_bytes = gpu_workspace(p, info, row);
+}
+
+void plan_on_cpu(const Problem& p, PlanInfo& info) {
+  const CpuPlan cpu = plan_cpu(p, info.device.units);
+  info.backend = "cpu";
+  info.kernel = std::string(p.pass == Pass::forward ? "cpu_fwd_" : "cpu_bwd_") + name_of(p.dtype);
+  info.tile_q = cpu.tile_q;
+  info.tile_k = cpu.tile_k;
+  info.on_chip_bytes = static_cast<std::int64_t>(cpu.scratch_bytes);
+  info.grid = cpu.tasks;
+  const bool split = p.pass == Pass::forward && cpu.num_splits > 1;
+  info.num_splits = split ? cpu.num_splits : 1;
+  info.split_size = split ? cpu.split_size : p.seqlen_k;
+  info.threads = cpu.threads;
+  info.workspace_bytes = cpu.workspace_bytes();
+}
+
+}  // namespace
+
+const TileRow* tile_of(const Problem& problem, const PlanInfo& info) {
+  return find_tile(info.backend, tile_query(problem, info.device));
+}
+
+bool packs_heads(const Problem& p, std::int64_t tile_q, std::int64_t num_splits) {
+  if (p.heads_kv <= 0 || p.heads_q == p.heads_kv || tile_q <= 0) return false;
+  if (num_splits > 1 || p.packed) return true;
+  // Worth it where one head would leave much of a tile empty.
+  const auto filled = [&](std::int64_t rows) {
+    return static_cast<double>(rows) / static_cast<double>(ceil_div(rows, tile_q) * tile_q);
+  };
+  return p.seqlen_q > 0 &&
+         filled(p.seqlen_q) < 0.9 * filled(product({p.seqlen_q, p.heads_q / p.heads_kv}));
+}
+
+Tiling tiling_of(const Problem& p, const PlanInfo& info) {
+  const bool cpu = info.device.type == DeviceType::cpu;
+  Tiling tiling;
+  tiling.tile_q = std::max<std::int64_t>(info.tile_q, 1);
+  tiling.tile_k = std::max<std::int64_t>(info.tile_k, 1);
+  const bool packs = cpu ? p.packed || p.seqlen_q < info.tile_q
+                         : p.pass == Pass::forward && packs_heads(p, info.tile_q, info.num_splits);
+  if (packs && p.heads_kv > 0) tiling.packed_heads = p.heads_q / p.heads_kv;
+  tiling.num_splits = info.num_splits;
+  tiling.keys_outer = !cpu;
+  tiling.float32_accumulators = size_of(p.dtype) == 2;
+  tiling.l2_bytes = static_cast<double>(info.device.l2_bytes);
+  return tiling;
+}
+
+PlanInfo make_plan(const Problem& problem, const DeviceInfo& device) {
+  PlanInfo info;
+  info.pass = problem.pass;
+  info.device = device;
+  if (device.type == DeviceType::cpu) {
+    plan_on_cpu(problem, info);
+  } else {
+    plan_gpu(problem, info);
+  }
+  const Workload work = workload_of(problem);
+  info.cost =
+      tiled_cost(work, tiling_of(problem, info), static_cast<double>(info.workspace_bytes), device);
+  info.standard = standard_cost(work, device);
+  return info;
+}
+
+}  // namespace onchip::host

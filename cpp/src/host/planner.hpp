@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decisions of the planner that explain() and the GPU backends need again.
+#pragma once
+
+#include "host/cost.hpp"
+#include "host/plan_impl.hpp"
+#include "host/tiles.hpp"
+
+namespace onchip::host {
+
+/// The table row behind a GPU plan; null for the CPU.
+const TileRow* tile_of(const Problem& problem, const PlanInfo& info);
+
+/// Whether (query, head) pairs of one KV head fill a query tile together (GQA, forward).
+bool packs_heads(const Problem& problem, std::int64_t tile_q, std::int64_t num_splits);
+
+/// The plan's way through the problem, as the cost model sees it.
+Tiling tiling_of(const Problem& problem, const PlanInfo& info);
+
+}  // namespace onchip::host

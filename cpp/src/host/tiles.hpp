@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tile tables of the GPU kernels as data: one row is one kernel instance. The first row that
+// serves the problem and fits the device's shared memory is taken, so better rows stand first.
+// Tiles of the CPU come from plan_cpu (cpu_plan.hpp), which sizes them by the cache.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+#include "onchip/plan.hpp"
+
+namespace onchip::host {
+
+/// How scores are masked, from the least to the most work: a row serves its class and those before.
+enum class MaskClass : std::int32_t { dense, causal, local };
+
+struct TileRow {
+  std::string_view family;
+  Pass pass;
+  std::int32_t element_bytes;
+  std::int32_t dim, dim_v;      // greatest D and Dv; memory is laid out for these
+  MaskClass masks;              // the widest class served
+  std::int32_t tile_q, tile_k;  // Br, Bc
+  std::int32_t stages;          // buffers of K and V (forward), of Q (backward)
+  std::int32_t warps;
+  std::int32_t p;           // P tiles in shared memory; 0: P stays in registers
+  std::int32_t dout;        // backward: buffers of dO
+  std::int32_t ds;          // backward: dS tiles
+  std::int32_t dq;          // backward: float32 dQ tiles on their way to memory; 0: from registers
+  std::string_view suffix;  // tells instances with equal dtype and head dims apart
+};
+
+inline constexpr Pass kFwd = Pass::forward;
+inline constexpr Pass kBwd = Pass::backward;
+inline constexpr MaskClass kDense = MaskClass::dense;
+inline constexpr MaskClass kCausal = MaskClass::causal;
+inline constexpr MaskClass kAny = MaskClass::local;
+
+// Hopper has no float32 rows: wgmma rounds float32 to tf32, which breaks the error bound, so
+// float32 runs the sm80 kernels there.
+// clang-format off
+inline constexpr std::array kTiles = {
+    // family pass bytes D    Dv   masks    Br   Bc  stages warps P  dO dS dQ suffix
+    TileRow{"sm90", kFwd, 2, 64, 64, kDense, 192, 192, 2, 16, 1, 0, 0, 0, "_dense"},
+    TileRow{"sm90", kFwd, 2, 64, 64, kAny, 192, 128, 2, 16, 0, 0, 0, 0, ""},
+    TileRow{"sm90", kFwd, 2, 96, 96, kDense, 192, 144, 2, 16, 1, 0, 0, 0, "_dense"},
+    TileRow{"sm90", kFwd, 2, 96, 96, kAny, 192, 128, 2, 16, 1, 0, 0, 0, ""},
+    TileRow{"sm90", kFwd, 2, 128, 128, kDense, 128, 176, 2, 12, 0, 0, 0, 0, "_dense"},
+    TileRow{"sm90", kFwd, 2, 128, 128, kAny, 128, 128, 2, 12, 0, 0, 0, 0, ""},
+    TileRow{"sm90", kFwd, 2, 192, 128, kAny, 128, 128, 2, 12, 0, 0, 0, 0, ""},
+    TileRow{"sm90", kFwd, 2, 192, 192, kCausal, 128, 112, 2, 12, 0, 0, 0, 0, ""},
+    TileRow{"sm90", kFwd, 2, 192, 192, kAny, 128, 96, 2, 12, 0, 0, 0, 0, "_local"},
+    TileRow{"sm90", kFwd, 2, 256, 256, kCausal, 128, 80, 2, 12, 0, 0, 0, 0, ""},
+    TileRow{"sm90", kFwd, 2, 256, 256, kAny, 128, 64, 2, 12, 0, 0, 0, 0, "_local"},
+    TileRow{"sm90", kBwd, 2, 64, 64, kAny, 128, 128, 2, 12, 0, 2, 2, 1, ""},
+    TileRow{"sm90", kBwd, 2, 96, 96, kAny, 64, 128, 2, 12, 0, 2, 2, 1, ""},
+    TileRow{"sm90", kBwd, 2, 128, 128, kDense, 80, 128, 2, 12, 0, 2, 2, 1, "_dense"},
+    TileRow{"sm90", kBwd, 2, 128, 128, kAny, 64, 128, 2, 12, 0, 2, 2, 1, ""},
+    TileRow{"sm90", kBwd, 2, 192, 192, kAny, 64, 96, 2, 16, 0, 1, 1, 1, ""},
+    TileRow{"sm90", kBwd, 2, 256, 256, kAny, 64, 80, 2, 12, 0, 1, 1, 0, ""},
+
+    TileRow{"sm80", kFwd, 2, 64, 64, kAny, 128, 128, 2, 4, 0, 0, 0, 0, ""},
+    TileRow{"sm80", kFwd, 2, 96, 96, kAny, 128, 64, 2, 4, 0, 0, 0, 0, ""},
+    TileRow{"sm80", kFwd, 2, 128, 128, kAny, 128, 64, 2, 4, 0, 0, 0, 0, ""},
+    TileRow{"sm80", kFwd, 2, 192, 192, kAny, 128, 64, 1, 8, 0, 0, 0, 0, ""},
+    TileRow{"sm80", kFwd, 2, 256, 256, kAny, 128, 64, 1, 8, 0, 0, 0, 0, ""},
+    TileRow{"sm80", kFwd, 2, 256, 256, kAny, 64, 64, 1, 4, 0, 0, 0, 0, "_small"},
+    TileRow{"sm80", kBwd, 2, 64, 64, kAny, 128, 128, 2, 8, 1, 1, 1, 0, ""},
+    TileRow{"sm80", kBwd, 2, 64, 64, kAny, 64, 128, 2, 8, 1, 1, 1, 0, "_small"},
+    TileRow{"sm80", kBwd, 2, 96, 96, kAny, 64, 128, 2, 8, 1, 1, 1, 0, ""},
+    TileRow{"sm80", kBwd, 2, 96, 96, kAny, 64, 64, 2, 8, 1, 1, 1, 0, "_small"},
+    TileRow{"sm80", kBwd, 2, 128, 128, kAny, 64, 128, 2, 8, 1, 1, 1, 0, ""},
+    TileRow{"sm80", kBwd, 2, 128, 128, kAny, 64, 64, 2, 8, 1, 1, 1, 0, "_small"},
+    TileRow{"sm80", kBwd, 2, 192, 192, kAny, 64, 64, 2, 8, 1, 1, 1, 0, ""},
+    TileRow{"sm80", kBwd, 2, 192, 192, kAny, 32, 64, 2, 8, 1, 1, 1, 0, "_small"},
+    TileRow{"sm80", kBwd, 2, 256, 256, kAny, 64, 64, 1, 8, 1, 1, 1, 0, ""},
+    TileRow{"sm80", kBwd, 2, 256, 256, kAny, 32, 32, 2, 8, 1, 1, 1, 0, "_small"},
+
+    TileRow{"sm80", kFwd, 4, 64, 64, kAny, 64, 64, 2, 4, 0, 0, 0, 0, ""},
+    TileRow{"sm80", kFwd, 4, 96, 96, kAny, 64, 64, 1, 4, 0, 0, 0, 0, ""},
+    TileRow{"sm80", kFwd, 4, 128, 128, kAny, 64, 64, 2, 4, 0, 0, 0, 0, ""},
+    TileRow{"sm80", kFwd, 4, 128, 128, kAny, 64, 64, 1, 4, 0, 0, 0, 0, "_small"},
+    TileRow{"sm80", kFwd, 4, 192, 192, kAny, 64, 32, 1, 4, 0, 0, 0, 0, ""},
+    TileRow{"sm80", kFwd, 4, 256, 256, kAny, 64, 32, 1, 4, 0, 0, 0, 0, ""},
+    TileRow{"sm80", kFwd, 4, 256, 256, kAny, 32, 32, 1, 4, 0, 0, 0, 0, "_small"},
+    TileRow{"sm80", kBwd, 4, 64, 64, kAny, 64, 64, 1, 8, 1, 1, 1, 0, ""},
+    TileRow{"sm80", kBwd, 4, 96, 96, kAny, 64, 32, 1, 8, 1, 1, 1, 0, ""},
+    TileRow{"sm80", kBwd, 4, 128, 128, kAny, 64, 64, 1, 8, 1, 1, 1, 0, ""},
+    TileRow{"sm80", kBwd, 4, 128, 128, kAny, 32, 32, 1, 8, 1, 1, 1, 0, "_small"},
+    TileRow{"sm80", kBwd, 4, 192, 192, kAny, 32, 32, 1, 8, 1, 1, 1, 0, ""},
+    TileRow{"sm80", kBwd, 4, 192, 192, kAny, 16, 32, 1, 4, 1, 1, 1, 0, "_small"},
+    TileRow{"sm80", kBwd, 4, 256, 256, kAny, 32, 32, 1, 8, 1, 1, 1, 0, ""},
+    TileRow{"sm80", kBwd, 4, 256, 256, kAny, 16, 16, 1, 4, 1, 1, 1, 0, "_small"},
+};
+// clang-format on
+
+/// One kind of buffer in shared memory.
+struct OnChipPart {
+  std::string_view name;
+  std::int64_t count = 0;
+  std::int64_t bytes = 0;  // of one
+};
+
+/// The shared memory of one block, buffer by buffer; the barriers' 1 KiB also covers aligning the
+/// tiles to 1024 bytes. Unused kinds have count 0.
+constexpr std::array<OnChipPart, 9> on_chip_parts(const TileRow& row) {
+  const std::int64_t e = row.element_bytes, br = row.tile_q, bc = row.tile_k;
+  const bool backward = row.pass == Pass::backward;
+  const std::int64_t kv = backward ? 1 : row.stages;
+  return {{
+      {"Q", backward ? row.stages : 1, br * row.dim * e},
+      {"K", kv, bc * row.dim * e},
+      {"V", kv, bc * row.dim_v * e},
+      {"P", row.p, br * bc * e},
+      {"dO", row.dout, br * row.dim_v * e},
+      {"dS", row.ds, br * bc * e},
+      {"dQ", row.dq, br * row.dim * 4},
+      {"lse and D", backward ? row.stages : 0, br * 8},
+      {"barriers", row.family == "sm90" ? 1 : 0, 1024},
+  }};
+}
+
+constexpr std::int64_t on_chip_bytes(const TileRow& row) {
+  std::int64_t sum = 0;
+  for (const OnChipPart& part : on_chip_parts(row)) sum += part.count * part.bytes;
+  return sum;
+}
+
+/// What a tile is chosen by.
+struct TileQuery {
+  Pass pass = Pass::forward;
+  std::int64_t element_bytes = 0, dim = 0, dim_v = 0;
+  MaskClass masks = MaskClass::dense;
+  std::int64_t budget = 0;  // shared memory of one block
+};
+
+/// The first row of `family` that serves the query, or null.
+constexpr const TileRow* find_tile(std::string_view family, const TileQuery& query) {
+  for (const TileRow& row : kTiles) {
+    if (row.family == family && row.pass == query.pass &&
+        row.element_bytes == query.element_bytes && query.dim <= row.dim &&
+        query.dim_v <= row.dim_v && query.masks <= row.masks &&
+        on_chip_bytes(row) <= query.budget) {
+      return &row;
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace onchip::host
