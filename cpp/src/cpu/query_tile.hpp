@@ -33,6 +33,25 @@ inline std::int64_t tiles_of(const Sequence& s, std::int64_t group, std::int64_t
                            : group * ceil_div(s.q_rows, tile_q);
 }
 
+/// Fills `tile` with `rows` rows from `flat` on, counted through the positions of head `head`, then
+/// those of the next.
+inline void set_rows(const host::Problem& problem, const Sequence& s, std::int64_t head,
+                     std::int64_t flat, std::int64_t rows, QueryTile& tile) {
+  tile.sequence = s;
+  tile.kv_head = head / (problem.heads_q / problem.heads_kv);
+  tile.rows = rows;
+  tile.reach = {};
+  for (std::int64_t r = 0; r < rows; ++r) {
+    tile.head[r] = head + (flat + r) / s.q_rows;
+    tile.position[r] = (flat + r) % s.q_rows;
+    const KeyRange keys = visible_keys(problem, s, tile.position[r]);
+    tile.keys[r] = keys;
+    if (keys.empty()) continue;
+    const KeyRange reach = tile.reach.empty() ? keys : tile.reach;
+    tile.reach = {std::min(reach.lo, keys.lo), std::max(reach.hi, keys.hi)};
+  }
+}
+
 /// Fills `tile` with tile number `index` of (sequence, kv_head).
 inline void set_tile(const host::Problem& problem, const Sequence& s, std::int64_t kv_head,
                      std::int64_t index, std::int64_t tile_q, QueryTile& tile) {
@@ -40,21 +59,8 @@ inline void set_tile(const host::Problem& problem, const Sequence& s, std::int64
   const bool shared = s.q_rows < tile_q;
   const std::int64_t span = shared ? s.q_rows * group : s.q_rows;  // rows that tiles cut up
   const std::int64_t tiles = (span + tile_q - 1) / tile_q;
-  const std::int64_t first = (index % tiles) * tile_q;
-  tile.sequence = s;
-  tile.kv_head = kv_head;
-  tile.rows = std::min(tile_q, span - first);
-  tile.reach = {};
-  for (std::int64_t r = 0; r < tile.rows; ++r) {
-    const std::int64_t flat = (index / tiles) * s.q_rows + first + r;
-    tile.head[r] = kv_head * group + flat / s.q_rows;
-    tile.position[r] = flat % s.q_rows;
-    tile.keys[r] = visible_keys(problem, s, tile.position[r]);
-    if (tile.keys[r].empty()) continue;
-    const bool none_yet = tile.reach.empty();
-    tile.reach.lo = none_yet ? tile.keys[r].lo : std::min(tile.reach.lo, tile.keys[r].lo);
-    tile.reach.hi = none_yet ? tile.keys[r].hi : std::max(tile.reach.hi, tile.keys[r].hi);
-  }
+  const std::int64_t first = index % tiles * tile_q;
+  set_rows(problem, s, kv_head * group + index / tiles, first, std::min(tile_q, span - first), tile);
 }
 
 /// Ranges of the rows [first, first + width) of the tile. Lanes past the last row do not count.

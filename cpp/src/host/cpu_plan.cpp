@@ -53,30 +53,31 @@ CpuPlan plan_for(const Problem& p, std::int32_t threads) {
   plan.tile_k = kCpuTileK;
   const std::int64_t rows = p.heads_kv > 0 ? p.seqlen_q * (p.heads_q / p.heads_kv) : 0;
   plan.tile_q = std::clamp<std::int64_t>(panel_columns<T>(rows), panel_columns<T>(1), kCpuTileQ);
-  Arena shared(nullptr);
   Arena scratch(nullptr);
+  std::size_t shared_bytes = 0;
   if (p.pass == Pass::forward) {
     plan.tasks = p.heads_kv * query_tiles(p, plan.tile_q);
     choose_splits(p, plan);
     plan.tasks *= plan.num_splits;
     ForwardScratch<T>(scratch, p, plan);
+    Arena shared(nullptr);
     SharedScratch<T>(shared, p, plan);
+    shared_bytes = shared.used();
   } else {
     Arena accumulator(nullptr);
     KeyGradients<T>(accumulator, p);
     plan.chunks = choose_chunks(p, plan, accumulator.used());
     plan.tasks = p.batch * p.heads_kv * plan.chunks;
     BackwardScratch<T>(scratch, p, plan);
-    SharedScratch<T>(shared, p, plan);
     if (plan.chunks == 1) {
       KeyGradients<T>(scratch, p);
     } else {
-      for (std::int64_t i = 0; i < plan.tasks; ++i) KeyGradients<T>(shared, p);
+      shared_bytes = accumulator.used() * static_cast<std::size_t>(plan.tasks);
     }
   }
   plan.threads = static_cast<std::int32_t>(std::clamp<std::int64_t>(plan.tasks, 1, threads));
   plan.scratch_bytes = scratch.used();
-  plan.shared_bytes = shared.used();
+  plan.shared_bytes = shared_bytes;
   return plan;
 }
 

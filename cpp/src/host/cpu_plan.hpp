@@ -128,16 +128,15 @@ struct BackwardScratch {
   }
 };
 
-/// Memory that the workers share.
+/// Memory that the workers of the forward pass share.
 template <class T>
 struct SharedScratch {
-  std::int64_t* first_tile;  // [B + 1]: number of query tiles of one KV head before sequence b
-  T *partial_out, *partial_lse;  // forward with splits: [splits][rows of q * Hq][Dv or 1]
+  std::int64_t* first_tile;      // [B + 1]: query tiles of one KV head before sequence b
+  T *partial_out, *partial_lse;  // with splits: [splits][rows of q * Hq][Dv or 1]
 
   SharedScratch(Arena& arena, const Problem& p, const CpuPlan& plan) {
     first_tile = arena.take<std::int64_t>(p.batch + 1);
-    const bool split = p.pass == Pass::forward && plan.num_splits > 1;
-    const std::int64_t rows = split ? plan.num_splits * p.total_q * p.heads_q : 0;
+    const std::int64_t rows = plan.num_splits > 1 ? plan.num_splits * p.total_q * p.heads_q : 0;
     partial_out = arena.take<T>(rows * p.dim_v);
     partial_lse = arena.take<T>(rows);
   }
