@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "call.hpp"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <string_view>
+
+#include "onchip/threads.hpp"
+
+namespace onchip::python {
+namespace {
+
+constexpr std::size_t kWorkspaceAlignment = 256;
+constexpr std::size_t kCachedPlans = 32;
+
+/// What a field may hold, relative to q's dtype.
+enum class Role { query, like_q, statistics, bias, index };
+
+struct Field {
+  const char* name;
+  TensorView Attention::*member;
+  Role role;
+};
+
+constexpr Field kFields[] = {
+    {"q", &Attention::q, Role::query},
+    {"k", &Attention::k, Role::like_q},
+    {"v", &Attention::v, Role::like_q},
+    {"out", &Attention::out, Role::like_q},
+    {"lse", &Attention::lse, Role::statistics},
+    {"bias", &Attention::bias, Role::bias},
+    {"alibi_slopes", &Attention::alibi_slopes, Role::statistics},
+    {"sinks", &Attention::sinks, Role::statistics},
+    {"cu_seqlens_q", &Attention::cu_seqlens_q, Role::index},
+    {"cu_seqlens_k", &Attention::cu_seqlens_k, Role::index},
+    {"seqused_q", &Attention::seqused_q, Role::index},
+    {"seqused_k", &Attention::seqused_k, Role::index},
+    {"block_table", &Attention::block_table, Role::index},
+    {"dout", &Attention::dout, Role::like_q},
+    {"dlse", &Attention::dlse, Role::statistics},
+    {"dq", &Attention::dq, Role::like_q},
+    {"dk", &Attention::dk, Role::like_q},
+    {"dv", &Attention::dv, Role::like_q},
+    {"dbias", &Attention::dbias, Role::bias},
+    {"dsinks", &Attention::dsinks, Role::statistics},
+};
+
+const Field& field_named(const char* name) {
+  for (const Field& field : kFields) {
+    if (std::strcmp(field.name, name) == 0) return field;
+  }
+  throw nb::key_error(name);
+}
+
+DType statistics_of(DType q) { return q == DType::float64 ? DType::float64 : DType::float32; }
+
+void check_dtype(const Tensor& tensor, Role role, DType q) {
+  const DType found = tensor.view.dtype;
+  const auto expect = [&](bool right, const std::string& expected) {
+    if (right) return;
+    throw nb::type_error(
+        (tensor.name + ": dtype " + name_of(found) + ", expected " + expected).c_str());
+  };
+  const DType statistics = statistics_of(q);
+  const std::string beside = std::string(" beside a q of ") + name_of(q);
+  switch (role) {
+    case Role::query:
+      expect(found != DType::int32 && found != DType::uint8,
+             "float64, float32, float16 or bfloat16");
+      break;
+    case Role::like_q: expect(found == q, name_of(q) + std::string(", that of q")); break;
+    case Role::statistics: expect(found == statistics, name_of(statistics) + beside); break;
+    case Role::bias:
+      expect(found == q || found == statistics,
+             q == statistics ? name_of(q) + beside
+                             : std::string(name_of(q)) + " or " + name_of(statistics) + beside);
+      break;
+    case Role::index: expect(found == DType::int32, "int32"); break;
+  }
+}
+
+bool same_layout(const TensorView& a, const TensorView& b) {
+  return a.dtype == b.dtype && a.device == b.device && a.ndim == b.ndim && a.shape == b.shape &&
+         a.stride == b.stride;
+}
+
+/// Whether one plan serves both: all that planning looks at is equal.
+bool same_question(const Attention& a, const Attention& b) {
+  const Options &x = a.options, &y = b.options;
+  return std::ranges::all_of(
+             kFields, [&](const Field& f) { return same_layout(a.*f.member, b.*f.member); }) &&
+         x.scale == y.scale && x.causal == y.causal && x.window_left == y.window_left &&
+         x.window_right == y.window_right && x.softcap == y.softcap &&
+         x.dropout_p == y.dropout_p && x.deterministic == y.deterministic &&
+         x.num_splits == y.num_splits && x.split_size == y.split_size &&
+         x.max_seqlen_q == y.max_seqlen_q && x.max_seqlen_k == y.max_seqlen_k;
+}
+
+/// Plans of the last few questions, most recent first.
+class PlanCache {
+ public:
+  Plan find(const Attention& attention, Pass pass) {
+    const std::lock_guard lock(mutex_);
+    const std::int32_t threads = num_threads();
+    const auto hit = std::ranges::find_if(entries_, [&](const Entry& entry) {
+      return entry.pass == pass && entry.threads == threads &&
+             same_question(entry.attention, attention);
+    });
+    if (hit != entries_.end()) {
+      std::rotate(entries_.begin(), hit, hit + 1);
+    } else {
+      Plan made = plan(attention, pass);
+      if (entries_.size() == kCachedPlans) entries_.pop_back();
+      entries_.insert(entries_.begin(), Entry{attention, pass, threads, std::move(made)});
+    }
+    return entries_.front().plan;
+  }
+
+ private:
+  struct Entry {
+    Attention attention;
+    Pass pass;
+    std::int32_t threads;
+    Plan plan;
+  };
+  std::mutex mutex_;
+  std::vector<Entry> entries_;
+};
+
+PlanCache& plan_cache() {
+  static PlanCache cache;
+  return cache;
+}
+
+void* aligned(void* data) {
+  const auto address = reinterpret_cast<std::uintptr_t>(data);
+  return reinterpret_cast<void*>((address + kWorkspaceAlignment - 1) & ~(kWorkspaceAlignment - 1));
+}
+
+Stream stream_of(std::uintptr_t handle) { return {reinterpret_cast<void*>(handle)}; }
+
+std::vector<TensorView> views_of(const std::vector<Tensor>& tensors, const Tensor& lead,
+                                 Role role) {
+  std::vector<TensorView> views;
+  views.reserve(tensors.size());
+  for (const Tensor& tensor : tensors) {
+    check_dtype(tensor, role, lead.view.dtype);
+    views.push_back(tensor.view);
+  }
+  return views;
+}
+
+void merge(const std::vector<Tensor>& outs, const std::vector<Tensor>& lses, const Tensor& out,
+           const Tensor& lse, std::uintptr_t stream) {
+  if (outs.empty()) throw nb::value_error("outs: no part, expected at least one");
+  check_dtype(outs.front(), Role::query, DType::none);
+  const std::vector<TensorView> out_views = views_of(outs, outs.front(), Role::like_q);
+  const std::vector<TensorView> lse_views = views_of(lses, outs.front(), Role::statistics);
+  const nb::gil_scoped_release release;
+  merge_states(out_views, lse_views, out.view, lse.view, stream_of(stream));
+}
+
+}  // namespace
+
+void Call::set(const char* name, const Tensor& tensor, bool write) {
+  const Field& field = field_named(name);
+  if (write && tensor.read_only) {
+    throw nb::value_error((tensor.name + ": is read-only, expected memory to write to").c_str());
+  }
+  check_dtype(tensor, field.role, attention_.q.dtype);
+  attention_.*field.member = tensor.view;
+  given_.push_back({field.name, tensor});
+}
+
+std::size_t Call::prepare() {
+  try {
+    plan_ = plan_cache().find(attention_, pass_);
+  } catch (const Error& error) {
+    rethrow(error);
+  }
+  const std::size_t bytes = plan_->workspace_bytes();
+  return bytes == 0 ? 0 : bytes + kWorkspaceAlignment - 1;
+}
+
+Plan Call::plan_for(const std::optional<DeviceInfo>& device) const {
+  try {
+    return device ? plan(attention_, pass_, *device) : plan(attention_, pass_);
+  } catch (const Error& error) {
+    rethrow(error);
+  }
+}
+
+void Call::run(const Tensor* workspace, std::uintptr_t stream) {
+  if (!plan_) throw nb::value_error("run: prepare() comes first");
+  const std::size_t needed = plan_->workspace_bytes();
+  void* memory = nullptr;
+  if (needed > 0) {
+    const std::size_t room = needed + kWorkspaceAlignment - 1;
+    if (workspace == nullptr || static_cast<std::size_t>(workspace->view.shape[0]) < room) {
+      throw nb::value_error("workspace: smaller than prepare() returned");
+    }
+    memory = aligned(workspace->view.data);
+  }
+  try {
+    const nb::gil_scoped_release release;
+    if (pass_ == Pass::forward) {
+      forward(*plan_, attention_, memory, needed, stream_of(stream));
+    } else {
+      backward(*plan_, attention_, memory, needed, stream_of(stream));
+    }
+  } catch (const Error& error) {
+    rethrow(error);
+  }
+}
+
+/// Messages begin with the argument's name; where the Python function calls it otherwise
+/// (decode's k is k_cache), so must the message.
+void Call::rethrow(const Error& error) const {
+  const std::string_view message = error.what();
+  const std::size_t colon = message.find(':');
+  for (const Given& given : given_) {
+    if (colon != std::string_view::npos && message.substr(0, colon) == given.field &&
+        given.tensor.name != given.field) {
+      throw Error(error.code(), given.tensor.name + std::string(message.substr(colon)));
+    }
+  }
+  throw error;
+}
+
+void bind_call(nb::module_& m) {
+  nb::class_<Call>(m, "Call", "One call of the C++ API, put together argument by argument.")
+      .def(nb::init<bool>(), nb::arg("backward"))
+      .def(
+          "options",
+          [](Call& call, std::optional<double> scale, bool causal, std::int64_t left,
+             std::int64_t right, double softcap, double dropout_p, std::uint64_t seed,
+             std::uint64_t offset, bool deterministic, std::int32_t num_splits,
+             std::int64_t split_size, std::int64_t max_seqlen_q, std::int64_t max_seqlen_k) {
+            call.set_options({scale, causal, left, right, softcap, dropout_p, seed, offset,
+                              deterministic, num_splits, split_size, max_seqlen_q, max_seqlen_k});
+          },
+          nb::arg("scale").none(), nb::arg("causal"), nb::arg("left"), nb::arg("right"),
+          nb::arg("softcap"), nb::arg("dropout_p"), nb::arg("seed"), nb::arg("offset"),
+          nb::arg("deterministic"), nb::arg("num_splits"), nb::arg("split_size"),
+          nb::arg("max_seqlen_q"), nb::arg("max_seqlen_k"))
+      .def("set", &Call::set, nb::arg("field"), nb::arg("tensor"), nb::arg("write") = false)
+      .def("prepare", &Call::prepare)
+      .def("plan", &Call::plan_for, nb::arg("device").none() = nb::none())
+      .def("run", &Call::run, nb::arg("workspace").none(), nb::arg("stream"));
+
+  m.def("merge_states", &merge, nb::arg("outs"), nb::arg("lses"), nb::arg("out"), nb::arg("lse"),
+        nb::arg("stream"));
+  m.def(
+      "dropout_mask",
+      [](const Tensor& mask, double p, std::uint64_t seed, std::uint64_t offset,
+         std::uintptr_t stream) {
+        const nb::gil_scoped_release release;
+        dropout_mask(mask.view, p, seed, offset, stream_of(stream));
+      },
+      nb::arg("mask"), nb::arg("p"), nb::arg("seed"), nb::arg("offset"), nb::arg("stream"));
+}
+
+}  // namespace onchip::python

@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Taking the caller's arrays without a copy, and allocating results as arrays of the same kind.
+
+A *family* is one library of arrays. Nothing here imports one: an array that is handed in proves
+that its library is already in `sys.modules`.
+
+All arrays of a call belong to one family. Beside arrays in host memory, the small operands
+(`SMALL`: lengths, block table, bias, slopes and sinks) may also be NumPy arrays.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from onchip import _core
+from onchip._stream import cupy_stream, dlpack_stream, torch_stream
+
+_DLPACK_VERSION = (1, 1)
+
+SMALL = frozenset(
+    (
+        "alibi_slopes",
+        "bias",
+        "block_table",
+        "cu_seqlens_k",
+        "cu_seqlens_q",
+        "seqlens_k",
+        "seqused_k",
+        "seqused_q",
+        "sinks",
+    )
+)
+
+
+class Family:
+    """Arrays known only by `__dlpack__`; results come through the array API where there is one."""
+
+    name = "DLPack"
+
+    def stream(self, x: Any) -> int | None:
+        """The stream of calls on `x`; None in host memory."""
+        return dlpack_stream(x)
+
+    def take(self, name: str, x: Any, stream: int | None) -> _core.Tensor:
+        """The memory of `x`, ready to be read on `stream`."""
+        try:
+            capsule = x.__dlpack__(stream=stream, max_version=_DLPACK_VERSION)
+        except TypeError:  # from before DLPack 1.0, without max_version
+            capsule = x.__dlpack__(stream=stream)
+        return _core.Tensor(name, capsule)
+
+    def check_writable(self, name: str, x: Any) -> None:
+        """Raises where `x` must not be written, for reasons that its memory does not show."""
+
+    def empty(self, like: Any, shape: Sequence[int], dtype: str) -> Any:
+        """Uninitialised memory beside `like`: an array, or a Buffer for `finish`."""
+        if int(like.__dlpack_device__()[0]) != 1:
+            raise NotImplementedError(
+                f"arrays of {type(like).__module__} bring no way to allocate device memory"
+            )
+        return _core.Buffer(shape, dtype)
+
+    def finish(self, like: Any, x: Any) -> Any:
+        """The array to hand to the caller for what `empty` returned, now filled."""
+        if hasattr(like, "__array_namespace__"):
+            return like.__array_namespace__().from_dlpack(x)
+        return x
+
+
+class NumPy(Family):
+    name = "NumPy"
+
+    def __init__(self) -> None:
+        self._np = sys.modules["numpy"]
+        major, minor = self._np.__version__.split(".")[:2]
+        self._exports_read_only = (int(major), int(minor)) >= (2, 1)
+
+    def stream(self, x: Any) -> int | None:
+        return None
+
+    def take(self, name: str, x: Any, stream: int | None) -> _core.Tensor:
+        dtype = x.dtype
+        held = None
+        if dtype.kind == "V" and dtype.name == "bfloat16":  # NumPy cannot export ml_dtypes' type
+            x, held = x.view(self._np.uint16), "bfloat16"
+        if self._exports_read_only:
+            return _core.Tensor(name, x.__dlpack__(max_version=_DLPACK_VERSION), None, held)
+        if x.flags.writeable:
+            return _core.Tensor(name, x.__dlpack__(), None, held)
+        strides = [step // x.itemsize for step in x.strides]
+        return _core.Tensor.at(
+            name, x.ctypes.data, list(x.shape), strides, held or dtype.name, True, x
+        )
+
+    def empty(self, like: Any, shape: Sequence[int], dtype: str) -> Any:
+        return self._np.empty(shape, like.dtype if dtype == "bfloat16" else dtype)
+
+    def finish(self, like: Any, x: Any) -> Any:
+        return x
+
+
+class Torch(Family):
+    name = "PyTorch"
+
+    def __init__(self, cls: type) -> None:
+        torch = sys.modules["torch"]
+        self._torch = torch
+        self._exchange = getattr(cls, "__dlpack_c_exchange_api__", None)
+        self._dtypes = {
+            name: getattr(torch, name)
+            for name in ("float64", "float32", "float16", "bfloat16", "int32", "uint8")
+        }
+
+    def stream(self, x: Any) -> int | None:
+        return torch_stream(x)
+
+    def take(self, name: str, x: Any, stream: int | None) -> _core.Tensor:
+        if x.is_neg():  # a lazy negation that DLPack drops
+            raise ValueError(f"{name}: has its negative bit set; expected x.resolve_neg()")
+        if x.layout is not self._torch.strided:
+            raise TypeError(f"{name}: layout {x.layout}, expected torch.strided")
+        if self._exchange is not None:
+            return _core.Tensor(name, x, self._exchange)
+        return _core.Tensor(name, x.detach().__dlpack__(stream=-1 if stream else None))
+
+    def check_writable(self, name: str, x: Any) -> None:
+        if x.requires_grad:
+            raise ValueError(f"{name}: requires grad, expected a tensor without (x.detach())")
+
+    def empty(self, like: Any, shape: Sequence[int], dtype: str) -> Any:
+        if like.is_cpu:
+            return self._torch.empty(shape, dtype=self._dtypes[dtype])
+        return self._torch.empty(shape, dtype=self._dtypes[dtype], device=like.device)
+
+    def finish(self, like: Any, x: Any) -> Any:
+        return x
+
+
+class CuPy(Family):
+    name = "CuPy"
+
+    def stream(self, x: Any) -> int | None:
+        return cupy_stream(x)
+
+    def take(self, name: str, x: Any, stream: int | None) -> _core.Tensor:
+        held = None
+        if x.dtype.kind == "V" and x.dtype.name == "bfloat16":
+            x, held = x.view("uint16"), "bfloat16"
+        return _core.Tensor(name, x.__dlpack__(stream=stream), None, held)
+
+    def empty(self, like: Any, shape: Sequence[int], dtype: str) -> Any:
+        with like.device:
+            return sys.modules["cupy"].empty(shape, like.dtype if dtype == "bfloat16" else dtype)
+
+    def finish(self, like: Any, x: Any) -> Any:
+        return x
+
+
+class Jax(Family):
+    """JAX arrays are immutable and may share memory with others, so no result is written into one:
+    it is computed in a Buffer, which JAX then takes over."""
+
+    name = "JAX"
+
+    def take(self, name: str, x: Any, stream: int | None) -> _core.Tensor:
+        x.block_until_ready()
+        return _core.Tensor(name, x.__dlpack__(stream=stream))
+
+    def check_writable(self, name: str, x: Any) -> None:
+        raise TypeError(f"{name}: JAX arrays are immutable, expected none; use the returned array")
+
+    def empty(self, like: Any, shape: Sequence[int], dtype: str) -> Any:
+        if self.stream(like) is not None:
+            raise NotImplementedError(
+                "JAX arrays on a GPU: use onchip.jax, which XLA allocates for"
+            )
+        return _core.Buffer(shape, dtype)
+
+    def finish(self, like: Any, x: Any) -> Any:
+        return sys.modules["jax"].dlpack.from_dlpack(x)
+
+
+_MAKERS: dict[str, Callable[[type], Family]] = {
+    "numpy": lambda cls: NumPy(),
+    "torch": Torch,
+    "cupy": lambda cls: CuPy(),
+    "jax": lambda cls: Jax(),
+    "jaxlib": lambda cls: Jax(),
+}
+_families: dict[str, Family] = {}
+_family_of_type: dict[type, Family] = {}
+
+
+def _describe(x: object) -> str:
+    cls = type(x)
+    return cls.__name__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__name__}"
+
+
+def _find_family(name: str, x: object) -> Family:
+    classes = type(x).__mro__
+    if any(cls.__name__ == "Tracer" and cls.__module__.startswith("jax") for cls in classes):
+        raise TypeError(
+            f"{name}: is traced by JAX (jit, grad or vmap), expected an array; "
+            "onchip.jax works under transformations"
+        )
+    if not hasattr(type(x), "__dlpack__"):
+        raise TypeError(
+            f"{name}: expected an array (NumPy, PyTorch, JAX, CuPy, or any with __dlpack__), "
+            f"got {_describe(x)}"
+        )
+    if any(cls.__name__ == "MaskedArray" for cls in classes):
+        raise TypeError(f"{name}: expected an array without a mask, got {_describe(x)}")
+    for cls in classes:
+        library = cls.__module__.partition(".")[0]
+        if library in _MAKERS:
+            key = {"jaxlib": "jax"}.get(library, library)
+            if key not in _families:
+                _families[key] = _MAKERS[library](cls)
+            return _families[key]
+    return _families.setdefault("dlpack", Family())
+
+
+def family_of(name: str, x: object) -> Family:
+    """The family of the array `x`; TypeError naming the argument where it is no array."""
+    cls = type(x)
+    family = _family_of_type.get(cls)
+    if family is None:
+        family = _family_of_type[cls] = _find_family(name, x)
+    return family
+
+
+class Operands:
+    """The arrays of one call. `lead` decides family, device and stream."""
+
+    __slots__ = ("call", "family", "lead", "stream")
+
+    def __init__(self, call: _core.Call, name: str, lead: Any) -> None:
+        self.call = call
+        self.family = family_of(name, lead)
+        self.lead = lead
+        self.stream = self.family.stream(lead)
+
+    def take(self, name: str, x: Any) -> _core.Tensor:
+        """The memory of `x`, after checking that its family may stand beside the lead's."""
+        family = _family_of_type.get(type(x)) or family_of(name, x)
+        if family is not self.family and not (
+            name in SMALL and family.name == "NumPy" and self.stream is None
+        ):
+            also = ""
+            if name in SMALL and self.stream is None and self.family.name != "NumPy":
+                also = " or NumPy"
+            raise TypeError(
+                f"{name}: is an array of {family.name}, expected {self.family.name}{also} "
+                "like the others"
+            )
+        try:
+            return family.take(name, x, self.stream)
+        except BufferError as error:
+            raise TypeError(f"{name}: cannot be shared through DLPack: {error}") from error
+
+    def read(self, field: str, x: Any, name: str | None = None) -> _core.Tensor:
+        """Makes `x` the input `field` of the call; `name` is what the caller calls it."""
+        tensor = self.take(name or field, x)
+        self.call.set(field, tensor)
+        return tensor
+
+    def write(self, field: str, x: Any) -> None:
+        """Makes the caller's `x` the output `field`."""
+        tensor = self.take(field, x)
+        self.family.check_writable(field, x)
+        self.call.set(field, tensor, True)
+
+    def create(self, field: str, shape: Sequence[int], dtype: str) -> Any:
+        """Allocates the output `field`; give the result to `finish` after the run."""
+        made, tensor = self.allocate(field, shape, dtype)
+        self.call.set(field, tensor)
+        return made
+
+    def allocate(self, name: str, shape: Sequence[int], dtype: str) -> tuple[Any, _core.Tensor]:
+        """Memory of the lead's family, and the view of it."""
+        made = self.family.empty(self.lead, shape, dtype)
+        if type(made) is _core.Buffer:
+            return made, _core.Tensor(name, made)
+        return made, self.family.take(name, made, self.stream)
+
+    def finish(self, made: Any) -> Any:
+        return self.family.finish(self.lead, made)
+
+    def run(self) -> None:
+        """Plans, allocates the workspace, computes."""
+        size = self.call.prepare()
+        workspace = None
+        if size:
+            _, workspace = self.allocate("workspace", (size,), "uint8")
+        self.call.run(workspace, self.stream or 0)
