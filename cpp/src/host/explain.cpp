@@ -118,17 +118,16 @@ std::string what_words(const Problem& p) {
                                                   " (q, k) and " + std::to_string(p.dim_v) + " (v)";
   std::string text =
       line("What", std::string(p.pass == Pass::forward ? "attention" : "attention's gradients") +
-                       ", " + count(p.batch, "sequence", "sequences") + ", " +
-                       count(p.heads_q, "query head", "query heads") + " over " +
+                       " of " + count(p.batch, "sequence", "sequences") + ": " +
+                       (p.packed ? "up to " : "") + count(p.seqlen_q, "query", "queries") + ", " +
+                       (p.paged || p.has_cu_seqlens_k ? "up to " : "") +
+                       count(p.seqlen_k, "key", "keys"));
+  text += line("", count(p.heads_q, "query head", "query heads") + " over " +
                        count(p.heads_kv, "key/value head", "key/value heads") + ", " + dims + ", " +
                        name_of(p.dtype));
-  const std::string most = p.packed ? "up to " : "";
-  text += line("", most + count(p.seqlen_q, "query", "queries") + " and " +
-                       (p.paged || p.has_cu_seqlens_k ? "up to " : "") +
-                       count(p.seqlen_k, "key", "keys") + " a sequence");
   text += line("", mask_words(p));
-  if (const std::string extras = extras_words(p); !extras.empty())
-    text += line("", "with " + extras);
+  const std::string extras = extras_words(p);
+  if (!extras.empty()) text += line("", "with " + extras);
   if (p.packed || p.paged || p.has_seqused_q || p.has_seqused_k) {
     text += line("", "lengths are on the device: costs assume " +
                          std::string(p.packed ? "equal sequences" : "full ones"));
@@ -193,8 +192,7 @@ std::string comparison(const Problem& p, const PlanInfo& info) {
   text += row_of("read from memory", bytes(a.bytes_read), bytes(b.bytes_read));
   Tiling uncached = tiling_of(p, info);
   uncached.l2_bytes = 0;
-  text +=
-      row_of("  if no cache helped", bytes(tiled_traffic(workload_of(p), uncached).read), "");
+  text += row_of("  if no cache helped", bytes(tiled_traffic(workload_of(p), uncached).read), "");
   text += row_of("written to memory", bytes(a.bytes_written), bytes(b.bytes_written));
   text += row_of("intensity, FLOP a byte", digits(a.intensity), digits(b.intensity));
   text += row_of("limited by", bound(a), bound(b));

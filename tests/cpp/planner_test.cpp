@@ -1,0 +1,519 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "host/planner.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "host/cpu_plan.hpp"
+#include "host/devices.hpp"
+
+namespace onchip::host {
+namespace {
+
+using nlohmann::json;
+
+const DeviceInfo& device(std::string_view name) { return *find_named_device(name); }
+
+DeviceInfo some_cpu() {
+  DeviceInfo info;
+  info.name = "AVX2";
+  info.units = 4;
+  info.on_chip_bytes = 1 << 20;
+  info.l2_bytes = 32 << 20;
+  info.memory_bytes = std::int64_t{16} << 30;
+  info.bandwidth = 40e9;
+  info.flops_16bit = info.flops_float32 = 200e9;
+  info.flops_float64 = 100e9;
+  return info;
+}
+
+Problem dense(std::int64_t batch, std::int64_t heads_q, std::int64_t heads_kv, std::int64_t queries,
+              std::int64_t keys, std::int64_t dim, DType dtype = DType::bfloat16) {
+  Problem p;
+  p.dtype = dtype;
+  p.stats_dtype = dtype == DType::float64 ? DType::float64 : DType::float32;
+  p.batch = batch;
+  p.heads_q = heads_q;
+  p.heads_kv = heads_kv;
+  p.seqlen_q = queries;
+  p.seqlen_k = keys;
+  p.total_q = batch * queries;
+  p.total_k = batch * keys;
+  p.dim = p.dim_v = dim;
+  p.has_lse = true;
+  return p;
+}
+
+Problem backward_of(Problem p) {
+  p.pass = Pass::backward;
+  return p;
+}
+
+std::string plan_error(const Problem& problem, const DeviceInfo& info) {
+  try {
+    make_plan(problem, info);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::unsupported);
+    return error.what();
+  }
+  return "no error";
+}
+
+Problem random_problem(std::mt19937_64& random) {
+  const auto pick = [&](std::int64_t low, std::int64_t high) {
+    return std::uniform_int_distribution<std::int64_t>(low, high)(random);
+  };
+  const auto length = [&] { return pick(0, 2) == 0 ? pick(0, 8) : pick(0, 20000); };
+  const std::int64_t heads_kv = pick(1, 8);
+  const DType dtypes[] = {DType::float32, DType::float16, DType::bfloat16};
+  Problem p = dense(pick(0, 5), heads_kv * pick(1, 8), heads_kv, length(), length(),
+                    8 * pick(1, 32), dtypes[pick(0, 2)]);
+  p.dim_v = 8 * pick(1, 32);
+  p.pass = pick(0, 1) == 0 ? Pass::forward : Pass::backward;
+  if (pick(0, 1) == 0) p.window_right = pick(0, 1) == 0 ? 0 : pick(0, 300);
+  if (pick(0, 3) == 0) p.window_left = pick(0, 3000);
+  p.num_splits = static_cast<std::int32_t>(pick(0, 2) == 0 ? pick(2, 200) : pick(0, 1));
+  if (pick(0, 4) == 0) p.split_size = pick(1, 5000);
+  p.deterministic = pick(0, 1) == 0;
+  p.has_lse = pick(0, 1) == 0;
+  if (pick(0, 3) == 0) {
+    p.packed = p.has_cu_seqlens_k = true;
+    p.total_q = pick(0, 20000);
+    p.total_k = pick(0, 20000);
+    p.seqlen_q = std::min(p.seqlen_q, p.total_q);
+    p.seqlen_k = std::min(p.seqlen_k, p.total_k);
+  }
+  return p;
+}
+
+std::vector<DeviceInfo> all_devices() {
+  std::vector<DeviceInfo> devices = {some_cpu()};
+  for (const std::string& name : named_devices()) devices.push_back(device(name));
+  return devices;
+}
+
+void for_random_plans(
+    const std::function<void(const Problem&, const DeviceInfo&, const PlanInfo&)>& check) {
+  std::mt19937_64 random(7);
+  const std::vector<DeviceInfo> devices = all_devices();
+  for (int round = 0; round < 3000; ++round) {
+    const Problem problem = random_problem(random);
+    const DeviceInfo& info = devices[static_cast<std::size_t>(round) % devices.size()];
+    SCOPED_TRACE(info.name + ", round " + std::to_string(round));
+    check(problem, info, make_plan(problem, info));
+    if (testing::Test::HasFatalFailure()) return;
+  }
+}
+
+TEST(NamedDevices, AreFoundHoweverTheyAreWritten) {
+  EXPECT_EQ(named_devices(),
+            (std::vector<std::string>{"A100", "L40S", "RTX 4090", "H100", "H200", "B200"}));
+  for (const char* name :
+       {"RTX 4090", "rtx4090", "rtx-4090", "Rtx_4090", "NVIDIA GeForce RTX 4090"}) {
+    ASSERT_NE(find_named_device(name), nullptr) << name;
+    EXPECT_EQ(find_named_device(name)->name, "RTX 4090");
+  }
+  for (const char* name : {"", "H", "H2000", "GTX 4090", "cpu"}) {
+    EXPECT_EQ(find_named_device(name), nullptr) << name;
+  }
+}
+
+TEST(NamedDevices, HaveEveryFact) {
+  for (const std::string& name : named_devices()) {
+    const DeviceInfo& d = device(name);
+    EXPECT_EQ(d.type, DeviceType::cuda) << name;
+    EXPECT_GE(d.compute_capability, 80) << name;
+    EXPECT_GT(d.units, 100) << name;
+    EXPECT_GT(d.l2_bytes, d.on_chip_bytes * 100) << name;
+    EXPECT_GT(d.memory_bytes, d.l2_bytes * 100) << name;
+    EXPECT_GT(d.bandwidth, 8e11) << name;
+    EXPECT_GT(d.flops_16bit, d.flops_float32) << name;
+    EXPECT_GE(d.flops_float32, d.flops_float64) << name;
+    EXPECT_GT(d.flops_float64, 1e12) << name;
+  }
+  EXPECT_EQ(device("A100").on_chip_bytes, 166912);
+  EXPECT_EQ(device("L40S").on_chip_bytes, 101376);
+  EXPECT_EQ(device("H200").on_chip_bytes, 232448);
+}
+
+TEST(Tiles, NamesTellInstancesApart) {
+  std::set<std::string> names;
+  for (const TileRow& row : kTiles) {
+    const std::string name = std::string(row.family) + (row.pass == Pass::forward ? "f" : "b") +
+                             std::to_string(row.element_bytes) + "d" + std::to_string(row.dim) +
+                             "_" + std::to_string(row.dim_v) + std::string(row.suffix);
+    EXPECT_TRUE(names.insert(name).second) << name;
+  }
+}
+
+TEST(Tiles, EveryRowIsTakenForSomeProblemOnSomeDevice) {
+  for (const TileRow& row : kTiles) {
+    bool taken = false;
+    for (const std::string& name : named_devices()) {
+      const DeviceInfo& d = device(name);
+      if ((d.compute_capability == 90) != (row.family == "sm90")) continue;
+      taken |= find_tile(row.family, {row.pass, row.element_bytes, row.dim, row.dim_v, row.masks,
+                                      d.on_chip_bytes}) == &row;
+    }
+    EXPECT_TRUE(taken) << row.family << " d" << row.dim << row.suffix;
+  }
+}
+
+// Sums done by hand; sm90 adds 1 KiB for barriers.
+TEST(Tiles, SharedMemoryIsTheSumOfTheBuffers) {
+  const auto bytes = [](std::string_view family, Pass pass, std::int64_t element, std::int64_t dim,
+                        std::int64_t dim_v, MaskClass masks, std::int64_t budget) {
+    return on_chip_bytes(*find_tile(family, {pass, element, dim, dim_v, masks, budget}));
+  };
+  const auto sm90 = [&](Pass pass, std::int64_t dim, std::int64_t dim_v, MaskClass masks) {
+    return bytes("sm90", pass, 2, dim, dim_v, masks, 232448) - 1024;
+  };
+  EXPECT_EQ(sm90(kFwd, 64, 64, kDense), 196608);
+  EXPECT_EQ(sm90(kFwd, 64, 64, kCausal), 90112);
+  EXPECT_EQ(sm90(kFwd, 96, 96, kDense), 202752);
+  EXPECT_EQ(sm90(kFwd, 128, 128, kDense), 212992);
+  EXPECT_EQ(sm90(kFwd, 128, 128, kCausal), 163840);
+  EXPECT_EQ(sm90(kFwd, 192, 192, kCausal), 221184);
+  EXPECT_EQ(sm90(kFwd, 192, 128, kDense), 212992);
+  EXPECT_EQ(sm90(kFwd, 256, 256, kDense), 229376);
+  EXPECT_EQ(sm90(kBwd, 64, 64, kDense), 196608 + 2 * 128 * 8);
+  EXPECT_EQ(sm90(kBwd, 128, 128, kDense), 229376 + 2 * 80 * 8);
+  EXPECT_EQ(bytes("sm80", kFwd, 2, 128, 128, kDense, 101376), 98304);
+  EXPECT_EQ(bytes("sm80", kBwd, 2, 64, 64, kDense, 166912), 147456 + 2 * 128 * 8);
+  EXPECT_EQ(bytes("sm80", kFwd, 4, 128, 128, kDense, 166912), 163840);
+}
+
+TEST(Planner, PicksTheFamilyByDevice) {
+  const Problem p = dense(2, 16, 16, 1024, 1024, 128);
+  for (const char* name : {"H100", "H200"}) {
+    EXPECT_EQ(make_plan(p, device(name)).backend, "sm90") << name;
+    EXPECT_EQ(make_plan(p, device(name)).kernel, "sm90_fwd_bfloat16_d128_dense") << name;
+  }
+  for (const char* name : {"A100", "L40S", "RTX 4090", "B200"}) {
+    EXPECT_EQ(make_plan(p, device(name)).backend, "sm80") << name;
+    EXPECT_EQ(make_plan(p, device(name)).kernel, "sm80_fwd_bfloat16_d128") << name;
+  }
+  // wgmma has no float32, so Hopper runs the sm80 kernel.
+  const PlanInfo wide =
+      make_plan(backward_of(dense(2, 16, 16, 1024, 1024, 80, DType::float32)), device("H100"));
+  EXPECT_EQ(wide.backend, "sm80");
+  EXPECT_EQ(wide.kernel, "sm80_bwd_float32_d96");
+  EXPECT_EQ(make_plan(p, some_cpu()).backend, "cpu");
+}
+
+TEST(Planner, PicksTheTileByMaskHeadDimAndSharedMemory) {
+  Problem p = dense(2, 16, 16, 4096, 4096, 128);
+  EXPECT_EQ(make_plan(p, device("H200")).tile_k, 176);
+  p.window_right = 0;
+  EXPECT_EQ(make_plan(p, device("H200")).tile_k, 128);
+  p.dim = p.dim_v = 256;
+  EXPECT_EQ(make_plan(p, device("H200")).tile_k, 80);
+  p.window_left = 1024;
+  EXPECT_EQ(make_plan(p, device("H200")).tile_k, 64);
+  EXPECT_EQ(make_plan(p, device("A100")).tile_q, 128);
+  EXPECT_EQ(make_plan(p, device("L40S")).tile_q, 64);
+  EXPECT_EQ(make_plan(p, device("L40S")).kernel, "sm80_fwd_bfloat16_d256_small");
+  p.dim = 192;
+  p.dim_v = 128;
+  EXPECT_EQ(make_plan(p, device("H200")).kernel, "sm90_fwd_bfloat16_d192_128");
+  p.dim = 8;
+  p.dim_v = 200;
+  EXPECT_EQ(make_plan(p, device("B200")).kernel, "sm80_fwd_bfloat16_d256");
+}
+
+TEST(Planner, SaysWhichBackendDoesWhatAGpuCannot) {
+  const DeviceInfo& h200 = device("H200");
+  EXPECT_EQ(plan_error(dense(1, 1, 1, 64, 64, 64, DType::float64), h200),
+            "q: float64 has no GPU kernel (float32, float16, bfloat16 have); the cpu backend "
+            "computes it");
+  EXPECT_EQ(plan_error(dense(1, 1, 1, 64, 64, 264), h200),
+            "q: head dim 264, expected a multiple of 8 up to 256 on a GPU; the cpu backend takes "
+            "any");
+  EXPECT_EQ(plan_error(dense(1, 1, 1, 64, 64, 100), h200),
+            "q: head dim 100, expected a multiple of 8 up to 256 on a GPU; the cpu backend takes "
+            "any");
+  Problem p = dense(1, 1, 1, 64, 64, 64);
+  p.dim_v = 12;
+  EXPECT_EQ(plan_error(p, h200),
+            "v: head dim 12, expected a multiple of 8 up to 256 on a GPU; the cpu backend takes "
+            "any");
+  DeviceInfo old = h200;
+  old.name = "V100";
+  old.compute_capability = 70;
+  EXPECT_EQ(plan_error(dense(1, 1, 1, 64, 64, 64), old),
+            "device: V100 has compute capability 70, expected 80 or more; the cpu backend has no "
+            "such limit");
+  DeviceInfo small = h200;
+  small.on_chip_bytes = 4096;
+  EXPECT_NE(plan_error(dense(1, 1, 1, 64, 64, 64), small).find("4096 bytes"), std::string::npos);
+  EXPECT_NE(plan_error(backward_of(dense(std::int64_t{1} << 40, 1, 1, 1 << 20, 1, 256)), h200)
+                .find("workspace"),
+            std::string::npos);
+}
+
+TEST(Planner, NeverExceedsTheBudgetOfAnyDevice) {
+  const MaskClass classes[] = {kDense, kCausal, kAny};
+  for (const std::string& name : named_devices()) {
+    const DeviceInfo& d = device(name);
+    for (const Pass pass : {Pass::forward, Pass::backward}) {
+      for (const DType dtype : {DType::float32, DType::float16}) {
+        for (std::int64_t dim = 8; dim <= 256; dim += 8) {
+          for (std::int64_t dim_v = 8; dim_v <= 256; dim_v += 8) {
+            for (const MaskClass masks : classes) {
+              Problem p = dense(1, 2, 1, 100, 100, dim, dtype);
+              p.pass = pass;
+              p.dim_v = dim_v;
+              if (masks != kDense) p.window_right = 0;
+              if (masks == kAny) p.window_left = 10;
+              const PlanInfo info = make_plan(p, d);
+              ASSERT_LE(info.on_chip_bytes, d.on_chip_bytes) << name << ' ' << info.kernel;
+              const TileRow* row = tile_of(p, info);
+              ASSERT_NE(row, nullptr) << name << ' ' << info.kernel;
+              ASSERT_EQ(on_chip_bytes(*row), info.on_chip_bytes);
+              ASSERT_TRUE(row->dim >= dim && row->dim_v >= dim_v && row->masks >= masks);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Splits, CoverEveryKeyExactlyOnce) {
+  for_random_plans([](const Problem& p, const DeviceInfo&, const PlanInfo& info) {
+    ASSERT_GE(info.num_splits, 1);
+    if (p.pass == Pass::backward) {
+      ASSERT_EQ(info.num_splits, 1);
+    }
+    std::int64_t covered = 0;
+    for (std::int64_t s = 0; s < info.num_splits; ++s) {
+      const std::int64_t begin = s * info.split_size;
+      const std::int64_t end = std::min(begin + info.split_size, p.seqlen_k);
+      ASSERT_EQ(begin, covered);
+      if (p.seqlen_k > 0) {
+        ASSERT_LT(begin, end) << "part " << s << " is empty";
+      }
+      covered = end;
+    }
+    ASSERT_EQ(covered, p.seqlen_k);
+  });
+}
+
+TEST(Splits, FillADeviceThatOneTileWouldLeaveIdle) {
+  Problem p = dense(1, 32, 8, 1, 65536, 128);
+  p.window_right = 0;
+  EXPECT_EQ(make_plan(p, device("H200")).num_splits, 1);
+  p.num_splits = 0;
+  const PlanInfo decode = make_plan(p, device("H200"));
+  EXPECT_EQ(decode.num_splits, 14);  // 8 heads x 14 parts busy 112 of 132 multiprocessors
+  EXPECT_EQ(decode.split_size, 37 * 128);
+  EXPECT_EQ(decode.grid, 112);
+  // Outputs and lse of the parts in float32.
+  EXPECT_EQ(decode.workspace_bytes, 14U * 32 * 128 * 4 + 14U * 32 * 4);
+
+  p.batch = p.total_q = 128;
+  EXPECT_EQ(make_plan(p, device("H200")).num_splits, 1);  // full without
+  p = dense(1, 32, 8, 1, 256, 128);
+  p.num_splits = 0;
+  EXPECT_EQ(make_plan(p, device("H200")).num_splits, 1);  // too few keys to be worth it
+  p = dense(0, 32, 8, 1, 65536, 128);
+  p.num_splits = 0;
+  EXPECT_EQ(make_plan(p, device("H200")).num_splits, 1);
+}
+
+TEST(Splits, AFixedSizeHoldsWhateverTheBatch) {
+  for (const std::int64_t batch : {1, 7, 500}) {
+    for (const DeviceInfo& d : all_devices()) {
+      Problem p = dense(batch, 32, 8, 1, 10000, 128);
+      p.split_size = 3000;
+      p.num_splits = 50;
+      const PlanInfo info = make_plan(p, d);
+      EXPECT_EQ(info.split_size, 3000) << d.name;
+      EXPECT_EQ(info.num_splits, 4) << d.name;
+    }
+  }
+}
+
+TEST(Splits, AGivenNumberIsAnUpperBoundInWholeTiles) {
+  Problem p = dense(1, 8, 8, 1, 1000, 64);
+  p.num_splits = 3;
+  const PlanInfo info = make_plan(p, device("A100"));
+  EXPECT_EQ(info.tile_k, 128);
+  EXPECT_EQ(info.split_size, 384);
+  EXPECT_EQ(info.num_splits, 3);
+  p.num_splits = 100;
+  EXPECT_EQ(make_plan(p, device("A100")).num_splits, 8);
+}
+
+TEST(Planner, HeadsOfAGroupShareATileWhereOneHeadWouldWasteIt) {
+  Problem p = dense(3, 32, 8, 16, 4096, 128);
+  EXPECT_TRUE(packs_heads(p, 128, 1));
+  EXPECT_EQ(make_plan(p, device("A100")).grid, 3 * 8);  // 4 heads x 16 queries fit one tile
+  p = dense(3, 32, 8, 1024, 4096, 128);
+  EXPECT_FALSE(packs_heads(p, 128, 1));
+  EXPECT_EQ(make_plan(p, device("A100")).grid, 3 * 32 * 8);
+  EXPECT_FALSE(packs_heads(dense(3, 8, 8, 16, 4096, 128), 128, 8));  // no group
+}
+
+TEST(Planner, GridsCoverTheWork) {
+  const Problem p = dense(2, 16, 4, 1000, 3000, 128);
+  EXPECT_EQ(make_plan(p, device("A100")).grid, 2 * 16 * 8);
+  EXPECT_EQ(make_plan(p, device("H200")).grid, 132);  // persistent blocks
+  EXPECT_EQ(make_plan(backward_of(p), device("A100")).grid, 2 * 16 * 24);
+  EXPECT_EQ(make_plan(dense(1, 2, 2, 100, 100, 128), device("H200")).grid, 2);
+  EXPECT_EQ(make_plan(dense(2, 16, 4, 0, 100, 128), device("A100")).grid, 0);
+  // A packed batch has at most one partial tile a sequence.
+  Problem packed = dense(10, 4, 4, 1000, 1000, 128);
+  packed.packed = packed.has_cu_seqlens_k = true;
+  packed.total_q = packed.total_k = 1280;
+  EXPECT_EQ(make_plan(packed, device("A100")).grid, 4 * (1280 / 128 + 10));
+  EXPECT_EQ(make_plan(dense(100000, 1, 1, 64, 64, 64), device("A100")).grid, 100000);
+}
+
+TEST(Planner, BackwardWorkspaceIsLinearAndFollowsTheOptions) {
+  const Problem p = backward_of(dense(2, 8, 8, 1000, 1000, 128));
+  const DeviceInfo& a100 = device("A100");
+  // Rows padded to whole tiles of 64: lse, D and the float32 sums of dQ.
+  const std::size_t rows = 2 * 8 * 1024;
+  const std::size_t base = rows * 4 * 2 + rows * 128 * 4;
+  EXPECT_EQ(make_plan(p, a100).workspace_bytes, base);
+  Problem grouped = p;
+  grouped.heads_kv = 2;
+  EXPECT_EQ(make_plan(grouped, a100).workspace_bytes, base + 2U * 1000 * 2 * 128 * 4 * 2);
+  Problem ordered = p;
+  ordered.deterministic = true;
+  EXPECT_EQ(make_plan(ordered, a100).workspace_bytes, base + 2U * 8 * 16 * 4);
+  Problem biased = p;
+  biased.bias_dtype = DType::bfloat16;
+  biased.has_dbias = true;
+  biased.bias_shape = {1, 8, 1000, 1000};
+  EXPECT_EQ(make_plan(biased, a100).workspace_bytes, base + 8U * 1000 * 1000 * 4);
+  EXPECT_EQ(make_plan(dense(2, 8, 8, 1000, 1000, 128), a100).workspace_bytes, 0U);
+}
+
+TEST(Planner, TakesTheCpusTilesFromTheCpuPlan) {
+  Problem p = dense(1, 8, 8, 2048, 2048, 64, DType::float32);
+  const PlanInfo info = make_plan(p, some_cpu());
+  const CpuPlan cpu = plan_cpu(p, 4);
+  EXPECT_EQ(info.kernel, "cpu_fwd_float32");
+  EXPECT_EQ(info.tile_q, cpu.tile_q);
+  EXPECT_EQ(info.tile_k, cpu.tile_k);
+  EXPECT_EQ(info.grid, cpu.tasks);
+  EXPECT_EQ(info.threads, 4);
+  EXPECT_EQ(info.warps, 0);
+  EXPECT_EQ(info.on_chip_bytes, static_cast<std::int64_t>(cpu.scratch_bytes));
+  EXPECT_EQ(info.workspace_bytes, cpu.workspace_bytes());
+  p.dtype = p.stats_dtype = DType::float64;
+  p.dim = p.dim_v = 300;
+  EXPECT_EQ(make_plan(backward_of(p), some_cpu()).kernel, "cpu_bwd_float64");
+}
+
+TEST(Planner, CostsLieBetweenOncePerTensorAndNoCache) {
+  for_random_plans([](const Problem& p, const DeviceInfo&, const PlanInfo& info) {
+    // Outputs are written once at least; nothing moves more than without a cache.
+    const Workload work = workload_of(p);
+    Tiling uncached = tiling_of(p, info);
+    uncached.l2_bytes = 0;
+    const Traffic most = tiled_traffic(work, uncached);
+    ASSERT_LE(info.cost.bytes_read, most.read * (1 + 1e-12));
+    ASSERT_LE(info.cost.bytes_written, most.written * (1 + 1e-12));
+    // Queries that no key sees may be left out of backward's reads.
+    if (p.pass == Pass::forward) {
+      ASSERT_GE(info.cost.bytes_read, work.q_bytes());
+    }
+    ASSERT_GE(info.cost.bytes_written, p.pass == Pass::forward
+                                           ? work.out_bytes()
+                                           : work.q_bytes() + work.k_bytes() + work.v_bytes());
+    ASSERT_EQ(info.cost.flops > 0, visible_scores(work.span) > 0 && p.batch > 0);
+    ASSERT_GE(info.cost.seconds, 0);
+    ASSERT_GE(info.cost.peak_bytes, static_cast<double>(info.workspace_bytes));
+  });
+}
+
+TEST(Json, ParsesAndAgreesWithThePlan) {
+  for_random_plans([](const Problem& p, const DeviceInfo& d, const PlanInfo& info) {
+    const json j = json::parse(to_json({p, info}));
+    ASSERT_EQ(j.at("pass"), p.pass == Pass::forward ? "forward" : "backward");
+    ASSERT_EQ(j.at("backend"), info.backend);
+    ASSERT_EQ(j.at("kernel"), info.kernel);
+    ASSERT_EQ(j.at("tile_q"), info.tile_q);
+    ASSERT_EQ(j.at("tile_k"), info.tile_k);
+    ASSERT_EQ(j.at("stages"), info.stages);
+    ASSERT_EQ(j.at("warps"), info.warps);
+    ASSERT_EQ(j.at("on_chip_bytes"), info.on_chip_bytes);
+    ASSERT_EQ(j.at("grid"), info.grid);
+    ASSERT_EQ(j.at("num_splits"), info.num_splits);
+    ASSERT_EQ(j.at("split_size"), info.split_size);
+    ASSERT_EQ(j.at("threads"), info.threads);
+    ASSERT_EQ(j.at("workspace_bytes"), info.workspace_bytes);
+    ASSERT_EQ(j.at("device").at("name"), d.name);
+    ASSERT_EQ(j.at("device").at("bandwidth"), d.bandwidth);
+    ASSERT_EQ(j.at("cost").at("flops"), info.cost.flops);
+    ASSERT_EQ(j.at("cost").at("seconds"), info.cost.seconds);
+    ASSERT_EQ(j.at("cost").at("compute_bound"), info.cost.compute_bound);
+    ASSERT_EQ(j.at("standard").at("bytes_read"), info.standard.bytes_read);
+    ASSERT_EQ(j.at("standard").at("peak_bytes"), info.standard.peak_bytes);
+  });
+}
+
+TEST(Json, EscapesNamesAndHasNoInfinity) {
+  DeviceInfo odd = device("H200");
+  odd.name = "a \"quoted\" \\ name\n\x01 of \xc3\xa9";
+  odd.bandwidth = INFINITY;
+  const Problem p = dense(1, 1, 1, 64, 64, 64);
+  const json j = json::parse(to_json({p, make_plan(p, odd)}));
+  EXPECT_EQ(j.at("device").at("name"), odd.name);
+  EXPECT_TRUE(j.at("device").at("bandwidth").is_null());
+}
+
+TEST(Explain, DrawsTheTilesOfOneHead) {
+  Problem p = dense(1, 1, 1, 512, 512, 64);
+  p.window_right = 0;
+  p.window_left = 130;
+  const std::string text = explain({p, make_plan(p, device("A100"))});
+  EXPECT_NE(text.find("\n  /...\n  //..\n  ///.\n  .///\n"), std::string::npos) << text;
+  p.window_left = -1;
+  const std::string causal = explain({p, make_plan(p, device("A100"))});
+  EXPECT_NE(causal.find("\n  /...\n  #/..\n  ##/.\n  ###/\n62.5% of the tiles are visited, 50.1% "
+                        "of the scores are visible.\n"),
+            std::string::npos)
+      << causal;
+}
+
+TEST(Explain, ShowsTheBudgetAsASum) {
+  const Problem p = dense(1, 1, 1, 512, 512, 128);
+  const std::string text = explain({p, make_plan(p, device("RTX 4090"))});
+  EXPECT_NE(text.find("On chip   Q 32 KiB + K 2 x 16 KiB + V 2 x 16 KiB\n"
+                      "          = 96 KiB of the 99 KiB a block may have\n"),
+            std::string::npos)
+      << text;
+  EXPECT_NE(text.find("its ridge is at 164 FLOP a byte"), std::string::npos) << text;
+}
+
+TEST(Explain, StaysSmallAndWellFormedForAnyPlan) {
+  for_random_plans([](const Problem& p, const DeviceInfo&, const PlanInfo& info) {
+    const std::string text = explain({p, info});
+    ASSERT_NE(text.find(info.kernel), std::string::npos);
+    ASSERT_EQ(text.find("nan"), std::string::npos) << text;
+    ASSERT_EQ(text.find("inf"), std::string::npos) << text;
+    std::size_t start = 0, lines = 0;
+    for (std::size_t end; (end = text.find('\n', start)) != std::string::npos; start = end + 1) {
+      ASSERT_LE(end - start, 100U) << text.substr(start, end - start);
+      ++lines;
+    }
+    ASSERT_EQ(start, text.size()) << "ends with a newline";
+    ASSERT_LE(lines, 70U);
+  });
+}
+
+}  // namespace
+}  // namespace onchip::host
