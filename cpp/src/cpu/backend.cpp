@@ -11,8 +11,8 @@
 #include "cpu/lengths.hpp"
 #include "cpu/parallel.hpp"
 #include "cpu/philox.hpp"
-#include "cpu/sequence.hpp"
 #include "host/cpu_plan.hpp"
+#include "host/sequence.hpp"
 #include "onchip/threads.hpp"
 
 namespace onchip::cpu {
@@ -27,7 +27,7 @@ void merge_row(const host::MergeProblem& p, std::span<const host::MergePart> par
                void* out, void* lse) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const auto part_lse = [&](const host::MergePart& part) {
-    return load_element<double>(p.stats_dtype, part.lse, offset_of(part.lse_strides, at.b, 0, at.i, at.h));
+    return load_element<double>(p.stats_dtype, part.lse, host::offset_of(part.lse_strides, at.b, 0, at.i, at.h));
   };
   double top = -kInfinity;
   for (const host::MergePart& part : parts) top = std::max(top, part_lse(part));
@@ -40,12 +40,12 @@ void merge_row(const host::MergeProblem& p, std::span<const host::MergePart> par
       const double weight = std::exp(part_lse(part) - base);
       if (weight == 0.0) continue;  // a part that saw nothing may hold anything
       value += weight * load_element<double>(p.dtype, part.out,
-                                             offset_of(part.out_strides, at.b, 0, at.i, at.h) + e);
+                                             host::offset_of(part.out_strides, at.b, 0, at.i, at.h) + e);
     }
-    store_element(p.dtype, out, offset_of(p.out, at.b, 0, at.i, at.h) + e, sum == 0.0 ? 0.0 : value / sum);
+    store_element(p.dtype, out, host::offset_of(p.out, at.b, 0, at.i, at.h) + e, sum == 0.0 ? 0.0 : value / sum);
   }
   if (lse == nullptr) return;
-  store_element(p.stats_dtype, lse, offset_of(p.lse, at.b, 0, at.i, at.h),
+  store_element(p.stats_dtype, lse, host::offset_of(p.lse, at.b, 0, at.i, at.h),
                 sum == 0.0 ? -kInfinity : base + std::log(sum));
 }
 

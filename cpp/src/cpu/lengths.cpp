@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "cpu/sequence.hpp"
+#include "host/sequence.hpp"
 
 namespace onchip::cpu {
 namespace {
@@ -65,7 +65,7 @@ void check_lengths(const host::Problem& p, const host::Operands& o) {
   }
   if (!p.packed && !p.has_seqused_q && !p.has_seqused_k) return;
   for (std::int64_t b = 0; b < p.batch; ++b) {
-    const Sequence s = sequence_at(p, o, b);
+    const host::Sequence s = host::sequence_at(p, o, b);
     if (s.q_len < 0 || s.q_len > s.q_rows) {
       reject(entry("seqused_q", b, s.q_len) + ", expected 0 to " + std::to_string(s.q_rows));
     }

@@ -165,7 +165,12 @@ class Pool {
     pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the application's threads
     pthread_t thread;
     const bool started = pthread_create(&thread, nullptr, &Pool::thread_main, this) == 0;
-    if (started) pthread_detach(thread);
+    if (started) {
+#if defined(__linux__)
+      pthread_setname_np(thread, "onchip");
+#endif
+      pthread_detach(thread);
+    }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
     return started;
   }
@@ -177,7 +182,6 @@ class Pool {
     if (sched_getaffinity(getpid(), sizeof(mask), &mask) == 0) {
       sched_setaffinity(0, sizeof(mask), &mask);
     }
-    pthread_setname_np(pthread_self(), "onchip");
 #endif
     static_cast<Pool*>(pool)->serve();
     return nullptr;

@@ -12,8 +12,10 @@ namespace onchip::cpu {
 class TaskRef {
  public:
   template <class F>
-  TaskRef(F& function)  // NOLINT(google-explicit-constructor)
-      : object_(std::addressof(function)), call_([](void* object, std::int32_t worker, std::int64_t task) {
+    requires(!std::is_same_v<F, TaskRef>)  // else it beats the copy constructor
+  TaskRef(F& function)                     // NOLINT(google-explicit-constructor)
+      : object_(std::addressof(function)),
+        call_([](void* object, std::int32_t worker, std::int64_t task) {
           (*static_cast<F*>(object))(worker, task);
         }) {}
   void operator()(std::int32_t worker, std::int64_t task) const { call_(object_, worker, task); }

@@ -5,11 +5,18 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "cpu/sequence.hpp"
 #include "host/cpu_plan.hpp"
 #include "host/problem.hpp"
+#include "host/sequence.hpp"
 
 namespace onchip::cpu {
+
+using host::intersect;
+using host::KeyRange;
+using host::offset_of;
+using host::Sequence;
+using host::sequence_at;
+using host::visible_keys;
 
 /// Rows of a tile are (head, position) pairs of one sequence and one KV head. A sequence shorter
 /// than a tile shares it between the heads of the group (GQA), so that a tile is not left empty.
@@ -74,10 +81,6 @@ inline PanelKeys panel_keys(const QueryTile& tile, std::int64_t first, std::int6
     keys.any.hi = std::max(keys.any.hi, tile.keys[r].hi);
   }
   return keys;
-}
-
-inline KeyRange intersect(const KeyRange& a, const KeyRange& b) {
-  return {std::max(a.lo, b.lo), std::min(a.hi, b.hi)};
 }
 
 }  // namespace onchip::cpu

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the rows of one sequence lie, and which keys each of its rows sees.
+// Where the rows of one sequence lie, and which keys each of its rows sees. Host and device code.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,13 @@
 
 #include "host/problem.hpp"
 
-namespace onchip::cpu {
+#ifdef __CUDACC__
+#define ONCHIP_HOST_DEVICE __host__ __device__
+#else
+#define ONCHIP_HOST_DEVICE
+#endif
+
+namespace onchip::host {
 
 /// One sequence of the batch. `*_rows` is what memory holds, `*_len` what counts (seqused).
 struct Sequence {
@@ -19,16 +25,16 @@ struct Sequence {
 /// Keys [lo, hi) that a row sees: every mask of the contract is such a range.
 struct KeyRange {
   std::int64_t lo = 0, hi = 0;
-  [[nodiscard]] bool empty() const { return lo >= hi; }
+  [[nodiscard]] ONCHIP_HOST_DEVICE bool empty() const { return lo >= hi; }
 };
 
 /// Element offset of row `row` of `sequence` (counted from its start) and head `head`.
-inline std::int64_t offset_of(const host::Strides& strides, std::int64_t batch, std::int64_t start,
+ONCHIP_HOST_DEVICE inline std::int64_t offset_of(const Strides& strides, std::int64_t batch, std::int64_t start,
                               std::int64_t row, std::int64_t head) {
   return batch * strides.batch + (start + row) * strides.row + head * strides.head;
 }
 
-inline Sequence sequence_at(const host::Problem& problem, const host::Operands& operands,
+ONCHIP_HOST_DEVICE inline Sequence sequence_at(const Problem& problem, const Operands& operands,
                             std::int64_t b) {
   Sequence s{.batch = b, .q_rows = problem.seqlen_q, .k_rows = problem.seqlen_k};
   const auto stretch = [b](const std::int32_t* cu_seqlens, std::int64_t stride,
@@ -46,7 +52,7 @@ inline Sequence sequence_at(const host::Problem& problem, const host::Operands& 
 }
 
 /// Contract, rule 4: -left <= j - (i + c) <= right with c = k_len - q_len.
-inline KeyRange visible_keys(const host::Problem& problem, const Sequence& s, std::int64_t i) {
+ONCHIP_HOST_DEVICE inline KeyRange visible_keys(const Problem& problem, const Sequence& s, std::int64_t i) {
   if (i >= s.q_len) return {};
   const std::int64_t diagonal = i + s.k_len - s.q_len;
   const std::int64_t reach = s.q_len + s.k_len;  // a window this wide sees everything
@@ -60,4 +66,8 @@ inline KeyRange visible_keys(const host::Problem& problem, const Sequence& s, st
   return range.empty() ? KeyRange{} : range;
 }
 
-}  // namespace onchip::cpu
+ONCHIP_HOST_DEVICE inline KeyRange intersect(const KeyRange& a, const KeyRange& b) {
+  return {std::max(a.lo, b.lo), std::min(a.hi, b.hi)};
+}
+
+}  // namespace onchip::host
