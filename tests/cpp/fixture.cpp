@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fixture.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <sstream>
+
+#include "onchip/plan.hpp"
+
+namespace fixture {
+
+using onchip::DType;
+using onchip::Pass;
+using onchip::TensorView;
+using oracle::Tensor;
+using Index = std::int64_t;
+using Shape = std::vector<Index>;
+
+namespace {
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr std::size_t kGuard = 256;
+
+Shape shape_of(const TensorView& view) {
+  return {view.shape.begin(), view.shape.begin() + view.ndim};
+}
+
+std::size_t bytes_of(const TensorView& view) {
+  return static_cast<std::size_t>(onchip::size_of(view.dtype));
+}
+}  // namespace
+
+Index uniform(Rng& rng, Index low, Index high) {
+  return low + static_cast<Index>(rng() % static_cast<std::uint64_t>(high - low + 1));
+}
+
+bool chance(Rng& rng, double probability) {
+  return static_cast<double>(rng() % 1000000) < probability * 1e6;
+}
+
+double scale() {
+  const char* text = std::getenv("ONCHIP_TEST_SCALE");
+  return text == nullptr ? 1.0 : std::strtod(text, nullptr);
+}
+
+Buffer::Buffer(DType dtype, const Shape& shape, Layout layout, Rng& rng) {
+  view_.dtype = dtype;
+  view_.ndim = static_cast<std::int32_t>(shape.size());
+  std::copy(shape.begin(), shape.end(), view_.shape.begin());
+  // Strides grow along `order`; the last axis always comes first.
+  std::vector<std::size_t> order;
+  for (std::size_t axis = shape.size(); axis-- > 0;) order.push_back(axis);
+  if (layout != Layout::dense) std::shuffle(order.begin() + 1, order.end(), rng);
+  const auto gap = [&] { return layout == Layout::dense ? 0 : uniform(rng, 0, 2); };
+  Index stride = 1;
+  Index first = 0;
+  for (std::size_t axis : order) {
+    const Index extent = std::max<Index>(shape[axis], 1);
+    const bool last = axis + 1 == shape.size();
+    if (!last && layout == Layout::read && chance(rng, 0.1)) continue;  // broadcast
+    view_.stride[axis] = stride;
+    if (!last && (layout == Layout::read || layout == Layout::unique) && chance(rng, 0.2)) {
+      view_.stride[axis] = -stride;
+      first += stride * (extent - 1);
+    }
+    stride *= extent + gap();
+  }
+  const std::size_t size = bytes_of(view_);
+  const std::size_t ahead = layout == Layout::dense ? kGuard : kGuard + size * (rng() % 8);
+  memory_.assign(ahead + static_cast<std::size_t>(stride) * size + kGuard, std::byte{0xFF});
+  view_.data = memory_.data() + ahead + static_cast<std::size_t>(first) * size;
+  before_ = memory_;
+}
+
+void Buffer::poison() {
+  std::fill(memory_.begin(), memory_.end(), std::byte{0xA5});
+  set_where(view_, [](auto) { return true; }, view_.dtype == DType::uint8 ? 255 : kNan);
+  before_ = memory_;
+}
+
+bool Buffer::guards_intact() const {
+  std::vector<std::byte> expected = before_;
+  oracle::for_each_index(shape_of(view_), [&](std::span<const Index> index) {
+    const auto* now = static_cast<const std::byte*>(oracle::address(view_, index));
+    std::copy_n(now, bytes_of(view_), expected.begin() + (now - memory_.data()));
+  });
+  return expected == memory_;
+}
+
+std::vector<std::uint64_t> bits(const TensorView& view) {
+  std::vector<std::uint64_t> all;
+  oracle::for_each_index(shape_of(view), [&](std::span<const Index> index) {
+    std::uint64_t element = 0;
+    std::memcpy(&element, oracle::address(view, index), bytes_of(view));
+    all.push_back(element);
+  });
+  return all;
+}
+
+void set_where(const TensorView& view, const std::function<bool(std::span<const Index>)>& where,
+               double value) {
+  oracle::for_each_index(shape_of(view), [&](std::span<const Index> index) {
+    if (where(index)) oracle::encode(view.dtype, oracle::address(view, index), value);
+  });
+}
+
+void fill_normal(const TensorView& view, Rng& rng, double deviation) {
+  std::normal_distribution<double> normal(0.0, deviation);
+  oracle::for_each_index(shape_of(view), [&](std::span<const Index> index) {
+    oracle::encode(view.dtype, oracle::address(view, index), normal(rng));
+  });
+}
+
+TensorView Problem::add(DType dtype, const Shape& shape, Layout layout, Rng& rng) {
+  inputs_.push_back(std::make_unique<Buffer>(dtype, shape, layout, rng));
+  fill_normal(inputs_.back()->view(), rng);
+  return inputs_.back()->view();
+}
+
+TensorView Problem::add_output(DType dtype, const Shape& shape, Layout layout, Rng& rng) {
+  outputs_.push_back(std::make_unique<Buffer>(
+      dtype, shape, layout == Layout::dense ? layout : Layout::written, rng));
+  return outputs_.back()->view();
+}
+
+TensorView Problem::add_integers(const std::vector<std::int32_t>& values, Rng& rng) {
+  inputs_.push_back(std::make_unique<Buffer>(
+      DType::int32, Shape{static_cast<Index>(values.size())}, Layout::dense, rng));
+  const TensorView view = inputs_.back()->view();
+  std::copy(values.begin(), values.end(), static_cast<std::int32_t*>(view.data));
+  return view;
+}
+
+DType Problem::statistics() const {
+  return attention.q.dtype == DType::float64 ? DType::float64 : DType::float32;
+}
+
+void Problem::add_results(bool backward, Layout layout, Rng& rng) {
+  onchip::Attention& a = attention;
+  Shape out = shape_of(a.q);
+  out.back() = a.v.shape[static_cast<std::size_t>(a.v.ndim - 1)];
+  const Shape lse = a.q.ndim == 3 ? Shape{out[1], out[0]} : Shape{out[0], out[2], out[1]};
+  a.out = add_output(a.q.dtype, out, layout, rng);
+  a.lse = add_output(statistics(), lse, layout, rng);
+  if (!backward) return;
+  const Layout unique = layout == Layout::dense ? layout : Layout::unique;
+  a.dout = add(a.q.dtype, out, unique, rng);
+  if (layout != Layout::dense && chance(rng, 0.5)) a.dlse = add(statistics(), lse, unique, rng);
+  a.dq = add_output(a.q.dtype, shape_of(a.q), layout, rng);
+  a.dk = add_output(a.q.dtype, shape_of(a.k), layout, rng);
+  a.dv = add_output(a.q.dtype, shape_of(a.v), layout, rng);
+  if (a.bias.given()) a.dbias = add_output(a.bias.dtype, shape_of(a.bias), layout, rng);
+  if (a.sinks.given()) a.dsinks = add_output(statistics(), shape_of(a.sinks), layout, rng);
+}
+
+void Problem::run(Pass pass) {
+  const onchip::Attention& a = attention;
+  for (const auto& output : outputs_) {
+    const bool result = output->view().data == a.out.data || output->view().data == a.lse.data;
+    if (result == (pass == Pass::forward)) output->poison();
+  }
+  const onchip::Plan plan = onchip::plan(a, pass);
+  const std::size_t bytes = plan.workspace_bytes();
+  std::vector<std::byte> memory(bytes + 2 * kGuard, std::byte{0xFF});
+  void* aligned = memory.data();
+  std::size_t space = memory.size();
+  std::align(kGuard, bytes, aligned, space);
+  if (pass == Pass::forward) {
+    onchip::forward(plan, a, aligned, bytes, {});
+  } else {
+    onchip::backward(plan, a, aligned, bytes, {});
+  }
+  for (const std::byte* p = static_cast<std::byte*>(aligned) + bytes;
+       p < memory.data() + memory.size(); ++p) {
+    ASSERT_EQ(*p, std::byte{0xFF}) << "written behind the workspace";
+  }
+}
+
+void Problem::forward() { run(Pass::forward); }
+void Problem::backward() { run(Pass::backward); }
+
+oracle::Results Problem::results() const {
+  const onchip::Attention& a = attention;
+  return {.out = oracle::read(a.out),
+          .lse = oracle::read(a.lse),
+          .dq = oracle::read(a.dq),
+          .dk = oracle::read(a.dk),
+          .dv = oracle::read(a.dv),
+          .dbias = oracle::read(a.dbias),
+          .dsinks = oracle::read(a.dsinks)};
+}
+
+void Problem::expect_right(bool backward, const std::string& name) const {
+  SCOPED_TRACE(name + " " + describe(attention));
+  for (const auto& buffer : outputs_) EXPECT_TRUE(buffer->guards_intact());
+  for (const auto& buffer : inputs_) EXPECT_TRUE(buffer->guards_intact());
+  const DType dtype = attention.q.dtype;
+  const Pass pass = backward ? Pass::backward : Pass::forward;
+  const oracle::Results exact = oracle::attention(attention, pass);
+  const oracle::Results naive = oracle::attention(attention, pass, dtype);
+  const oracle::Results got = results();
+  expect_close("out", dtype, got.out, exact.out, naive.out);
+  if (got.lse.given()) expect_close_lse("lse", dtype, got.lse, exact.lse);
+  if (!backward) return;
+  expect_close("dq", dtype, got.dq, exact.dq, naive.dq);
+  expect_close("dk", dtype, got.dk, exact.dk, naive.dk);
+  expect_close("dv", dtype, got.dv, exact.dv, naive.dv);
+  if (got.dbias.given()) {
+    expect_close("dbias", attention.bias.dtype, got.dbias, exact.dbias, naive.dbias);
+  }
+  if (got.dsinks.given()) {
+    expect_close("dsinks", statistics(), got.dsinks, exact.dsinks, naive.dsinks);
+  }
+}
+
+namespace {
+
+/// Calls `check(position)` where the reference is finite; elsewhere the two must agree.
+template <class Check>
+void compare(const std::string& name, const Tensor& got, const Tensor& exact, Check check) {
+  ASSERT_EQ(got.shape, exact.shape) << name;
+  for (std::size_t at = 0; at < exact.values.size(); ++at) {
+    const double want = exact.values[at];
+    const double have = got.values[at];
+    if (std::isfinite(want) && std::isfinite(have)) {
+      ASSERT_TRUE(check(have, want)) << name << "[" << at << "]: " << have << ", expected " << want;
+    } else {
+      ASSERT_TRUE(have == want || (std::isnan(have) && std::isnan(want)))
+          << name << "[" << at << "]: " << have << ", expected " << want;
+    }
+  }
+}
+
+}  // namespace
+
+void expect_close(const std::string& name, DType dtype, const Tensor& got, const Tensor& exact,
+                  const Tensor& naive) {
+  double naive_error = 0;
+  double greatest = 1;
+  for (std::size_t at = 0; at < exact.values.size(); ++at) {
+    const double want = exact.values[at];
+    if (!std::isfinite(want)) continue;
+    greatest = std::max(greatest, std::abs(want));
+    const double best = std::abs(oracle::rounded(dtype, want) - want);
+    const double error = std::abs(naive.values[at] - want);
+    naive_error = std::max({naive_error, best, std::isfinite(error) ? error : 0.0});
+  }
+  const double bound = dtype == DType::float64 ? 1e-11 * greatest : 2 * naive_error + 1e-5;
+  SCOPED_TRACE("bound " + std::to_string(bound));
+  compare(name, got, exact, [bound](double a, double b) { return std::abs(a - b) <= bound; });
+}
+
+void expect_close_lse(const std::string& name, DType dtype, const Tensor& got,
+                      const Tensor& exact) {
+  const double bound = dtype == DType::float64 ? 1e-11 : 1e-4;
+  compare(name, got, exact, [bound](double a, double b) {
+    return std::abs(a - b) <= bound * std::max(1.0, std::abs(b));
+  });
+}
+
+std::string describe(const onchip::Attention& a) {
+  std::ostringstream text;
+  const auto put = [&text](const char* name, const TensorView& view) {
+    if (!view.given()) return;
+    text << ' ' << name << '(';
+    for (Index extent : shape_of(view)) text << extent << ',';
+    text << ')';
+  };
+  text << onchip::name_of(a.q.dtype);
+  put("q", a.q);
+  put("k", a.k);
+  put("v", a.v);
+  put("bias", a.bias);
+  put("alibi_slopes", a.alibi_slopes);
+  put("sinks", a.sinks);
+  put("cu_seqlens_q", a.cu_seqlens_q);
+  put("seqused_q", a.seqused_q);
+  put("seqused_k", a.seqused_k);
+  put("block_table", a.block_table);
+  put("dlse", a.dlse);
+  const onchip::Options& o = a.options;
+  text << " causal=" << o.causal << " window=" << o.window_left << ',' << o.window_right
+       << " softcap=" << o.softcap << " dropout=" << o.dropout_p << " splits=" << o.num_splits
+       << '/' << o.split_size;
+  return text.str();
+}
+
+}  // namespace fixture

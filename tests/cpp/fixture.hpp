@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// Random attention problems in awkward memory: padded, permuted, reversed and broadcast strides,
+// NaN wherever nothing may be read and guard bytes wherever nothing may be written.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "onchip/attention.hpp"
+#include "oracle.hpp"
+
+namespace fixture {
+
+using Rng = std::mt19937_64;
+
+std::int64_t uniform(Rng& rng, std::int64_t low, std::int64_t high);
+bool chance(Rng& rng, double probability);
+
+/// How many times as many random problems as usual: ONCHIP_TEST_SCALE, default 1.
+double scale();
+
+enum class Layout {
+  dense,    // row-major, no gaps
+  written,  // axes in any order, gaps
+  unique,   // and reversed
+  read,     // and broadcast
+};
+
+/// The memory of one tensor, guards around and between its elements.
+class Buffer {
+ public:
+  Buffer(onchip::DType dtype, const std::vector<std::int64_t>& shape, Layout layout, Rng& rng);
+  [[nodiscard]] const onchip::TensorView& view() const { return view_; }
+
+  /// Every element becomes NaN (255 for integers).
+  void poison();
+  /// True if nothing but elements of the view changed since `poison` or construction.
+  [[nodiscard]] bool guards_intact() const;
+
+ private:
+  onchip::TensorView view_;
+  std::vector<std::byte> memory_, before_;
+};
+
+/// The raw bits of a view's elements, in order.
+std::vector<std::uint64_t> bits(const onchip::TensorView& view);
+
+/// Writes NaN (or `value`) to the elements for which `where(index)` holds.
+void set_where(const onchip::TensorView& view,
+               const std::function<bool(std::span<const std::int64_t>)>& where, double value);
+
+/// Standard normal values times `deviation`.
+void fill_normal(const onchip::TensorView& view, Rng& rng, double deviation = 1.0);
+
+/// What a random problem may have. `small` keeps extents at most 40.
+struct Spec {
+  onchip::DType dtype = onchip::DType::float32;
+  bool packed = false, paged = false, backward = true, small = false;
+};
+
+/// An attention problem that owns its memory.
+class Problem {
+ public:
+  onchip::Attention attention;
+
+  onchip::TensorView add(onchip::DType dtype, const std::vector<std::int64_t>& shape,
+                         Layout layout, Rng& rng);
+  onchip::TensorView add_output(onchip::DType dtype, const std::vector<std::int64_t>& shape,
+                                Layout layout, Rng& rng);
+  onchip::TensorView add_integers(const std::vector<std::int32_t>& values, Rng& rng);
+
+  /// The type of lse, dlse, slopes and sinks.
+  [[nodiscard]] onchip::DType statistics() const;
+
+  /// Adds out, lse and, if wanted, dout, dq, dk, dv, dbias and dsinks.
+  void add_results(bool backward, Layout layout, Rng& rng);
+
+  /// Poisons the outputs and runs, in workspace full of NaN, as many bytes as planned.
+  void forward();
+  void backward();
+  [[nodiscard]] oracle::Results results() const;
+
+  /// Fails the test where guards changed or results break the 2x rule.
+  void expect_right(bool backward, const std::string& name = "") const;
+
+ private:
+  void run(onchip::Pass pass);
+  std::vector<std::unique_ptr<Buffer>> inputs_, outputs_;
+  std::vector<onchip::TensorView> forward_outputs_, gradients_;
+};
+
+std::unique_ptr<Problem> random_problem(const Spec& spec, Rng& rng);
+
+/// The options and shapes in one line, for messages.
+std::string describe(const onchip::Attention& attention);
+
+/// error <= 2 x naive error + 1e-5 (float64: rounding only), NaNs and infinities in the same places.
+void expect_close(const std::string& name, onchip::DType dtype, const oracle::Tensor& got,
+                  const oracle::Tensor& exact, const oracle::Tensor& naive);
+/// lse: within 1e-4 (float64: rounding only).
+void expect_close_lse(const std::string& name, onchip::DType dtype, const oracle::Tensor& got,
+                      const oracle::Tensor& exact);
+
+}  // namespace fixture
