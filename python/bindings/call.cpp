@@ -23,7 +23,7 @@ enum class Role { query, like_q, statistics, bias, index };
 
 struct Field {
   const char* name;
-  TensorView Attention::*member;
+  TensorView Attention::* member;
   Role role;
 };
 
@@ -95,10 +95,10 @@ bool same_question(const Attention& a, const Attention& b) {
   return std::ranges::all_of(
              kFields, [&](const Field& f) { return same_layout(a.*f.member, b.*f.member); }) &&
          x.scale == y.scale && x.causal == y.causal && x.window_left == y.window_left &&
-         x.window_right == y.window_right && x.softcap == y.softcap &&
-         x.dropout_p == y.dropout_p && x.deterministic == y.deterministic &&
-         x.num_splits == y.num_splits && x.split_size == y.split_size &&
-         x.max_seqlen_q == y.max_seqlen_q && x.max_seqlen_k == y.max_seqlen_k;
+         x.window_right == y.window_right && x.softcap == y.softcap && x.dropout_p == y.dropout_p &&
+         x.deterministic == y.deterministic && x.num_splits == y.num_splits &&
+         x.split_size == y.split_size && x.max_seqlen_q == y.max_seqlen_q &&
+         x.max_seqlen_k == y.max_seqlen_k;
 }
 
 /// Plans of the last few questions, most recent first.

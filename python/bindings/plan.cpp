@@ -109,8 +109,9 @@ void bind_plan(nb::module_& m) {
                std::to_string(p.tile_q) + " x " + std::to_string(p.tile_k) + ", workspace " +
                std::to_string(p.workspace_bytes) + " bytes>";
       });
-  m.def("device_info", [](const std::string& name) { return device_info(name); }, nb::arg("name"),
-        "Facts of a device: \"cpu\" (this machine) or one of the known names.");
+  m.def(
+      "device_info", [](const std::string& name) { return device_info(name); }, nb::arg("name"),
+      "Facts of a device: \"cpu\" (this machine) or one of the known names.");
   m.def("known_devices", &known_devices);
 }
 

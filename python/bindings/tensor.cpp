@@ -34,8 +34,7 @@ DType dtype_of(const char* name, dlpack::DataType type) {
     case dlpack::kBool: kind = "bool"; break;
     default: break;
   }
-  const std::string found =
-      kind + std::to_string(kind[1] == ' ' ? int{type.code} : int{type.bits});
+  const std::string found = kind + std::to_string(kind[1] == ' ' ? int{type.code} : int{type.bits});
   throw nb::type_error((std::string(name) + ": dtype " + found +
                         " is none of float64, float32, float16, bfloat16 and int32")
                            .c_str());
@@ -146,8 +145,9 @@ nb::object lend(const TensorView& view, std::shared_ptr<std::byte[]> memory, con
   lent->managed.context = lent.get();
   lent->managed.deleter = &return_lent<Managed>;
   if constexpr (std::is_same_v<Managed, dlpack::ManagedVersioned>) lent->managed.version = {1, 1};
-  lent->managed.tensor = {view.data,         {dlpack::kCpu, 0},  view.ndim, dlpack_type(view.dtype),
-                          lent->shape.data(), lent->stride.data(), 0};
+  lent->managed.tensor = {
+      view.data,          {dlpack::kCpu, 0},   view.ndim, dlpack_type(view.dtype),
+      lent->shape.data(), lent->stride.data(), 0};
   PyObject* capsule = PyCapsule_New(&lent->managed, name, destroy);
   if (capsule == nullptr) throw nb::python_error();
   static_cast<void>(lent.release());
@@ -170,7 +170,8 @@ nb::tuple tuple_of(const std::array<std::int64_t, kMaxDims>& values, std::int32_
 }  // namespace
 
 Buffer::Buffer(std::vector<std::int64_t> shape, DType dtype) {
-  if (shape.size() > static_cast<std::size_t>(kMaxDims)) throw nb::value_error("too many dimensions");
+  if (shape.size() > static_cast<std::size_t>(kMaxDims))
+    throw nb::value_error("too many dimensions");
   view_.dtype = dtype;
   view_.ndim = static_cast<std::int32_t>(shape.size());
   std::int64_t stride = 1;
@@ -217,7 +218,7 @@ Tensor take(const char* name, nb::handle source, nb::handle exchange, DType dtyp
   tensor.owner = nb::borrow(source);
   if (exchange.is_valid() && !exchange.is_none()) {
     take_exchange(tensor, source, exchange, dtype);
-  } else if (const Buffer * buffer; nb::try_cast<const Buffer*>(source, buffer)) {
+  } else if (const Buffer* buffer; nb::try_cast<const Buffer*>(source, buffer)) {
     tensor.view = buffer->view();
   } else {
     take_capsule(tensor, source, dtype);
@@ -283,7 +284,8 @@ void bind_tensor(nb::module_& m) {
       .def(
           "__dlpack__",
           [](const Buffer& b, const nb::kwargs& kwargs) {
-            nb::object version = kwargs.contains("max_version") ? kwargs["max_version"] : nb::none();
+            nb::object version =
+                kwargs.contains("max_version") ? kwargs["max_version"] : nb::none();
             return b.dlpack(!version.is_none() && nb::cast<int>(version[0]) >= 1);
           },
           nb::arg("kwargs"))
