@@ -42,7 +42,8 @@ std::int64_t count_cpu_list(std::string_view list) {
     list.remove_prefix(std::min(list.size(), range.size() + 1));
     const auto first = number<std::int64_t>(range, 0);
     const std::size_t dash = range.find('-');
-    const auto last = dash == range.npos ? first : number<std::int64_t>(range.substr(dash + 1), first);
+    const auto last =
+        dash == range.npos ? first : number<std::int64_t>(range.substr(dash + 1), first);
     count += last - first + 1;
   }
   return std::max<std::int64_t>(count, 1);
@@ -50,7 +51,7 @@ std::int64_t count_cpu_list(std::string_view list) {
 
 struct CpuInfo {
   std::string model;
-  double hertz = 2.5e9;       // where the kernel tells no clock
+  double hertz = 2.5e9;         // where the kernel tells no clock
   bool half_width_512 = false;  // executes a 512-bit instruction as two halves
 };
 
@@ -87,13 +88,13 @@ Caches read_caches() {
   std::int64_t threads_per_core = 1;
   std::int64_t deepest = 1;
   for (int index = 0;; ++index) {
-    const std::string at =
-        "/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index) + "/";
+    const std::string at = "/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index) + "/";
     const std::string size = first_line(at + "size");
     if (size.empty()) return caches;
     const auto level = number<std::int64_t>(first_line(at + "level"), 0);
-    const std::int64_t bytes =
-        number<std::int64_t>(size, 0) << (size.back() == 'M' ? 20 : size.back() == 'K' ? 10 : 0);
+    const std::int64_t bytes = number<std::int64_t>(size, 0) << (size.back() == 'M'   ? 20
+                                                                 : size.back() == 'K' ? 10
+                                                                                      : 0);
     const std::int64_t sharers = count_cpu_list(first_line(at + "shared_cpu_list"));
     if (level == 1) threads_per_core = sharers;
     if (level == 2) caches.l2_per_core = bytes * std::min(threads_per_core, sharers) / sharers;

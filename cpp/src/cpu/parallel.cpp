@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // One pool of threads for the process. A call puts a job, which lives on its own stack, into a list
-// and works on it itself; pool threads that are free join it. So progress never needs a pool thread,
-// and however many threads call, at most num_threads() - 1 pool threads run. The pool is never
-// destroyed, so it is safe in static destructors, but unloading the library (dlclose) is not.
+// and works on it itself; pool threads that are free join it. So progress never needs a pool
+// thread, and however many threads call, at most num_threads() - 1 pool threads run. The pool is
+// never destroyed, so it is safe in static destructors, but unloading the library (dlclose) is not.
 #include "cpu/parallel.hpp"
 
 #include <pthread.h>
@@ -122,7 +122,8 @@ class Pool {
     if (busy_ >= limit_) return nullptr;
     for (Job* job = jobs_; job != nullptr; job = job->next) {
       const bool open = job->next_worker < job->workers;
-      if (open && job->sweep.next_task.load(std::memory_order_relaxed) < job->sweep.count) return job;
+      if (open && job->sweep.next_task.load(std::memory_order_relaxed) < job->sweep.count)
+        return job;
     }
     return nullptr;
   }
@@ -295,9 +296,9 @@ void set_executor(const Executor* executor) {
     throw Error(ErrorCode::invalid_argument, "executor: run is null, expected a function");
   }
   if (executor->concurrency < 1) {
-    throw Error(ErrorCode::invalid_argument,
-                "executor: concurrency is " + std::to_string(executor->concurrency) +
-                    ", expected at least 1");
+    throw Error(ErrorCode::invalid_argument, "executor: concurrency is " +
+                                                 std::to_string(executor->concurrency) +
+                                                 ", expected at least 1");
   }
   cpu::executor_slot.self = executor->self;
   cpu::executor_slot.concurrency = std::min(executor->concurrency, cpu::kMaxThreads);
