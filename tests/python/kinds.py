@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kinds of array that the library takes, each behind one small interface for the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import onchip
+
+Array = np.ndarray[Any, Any]
+
+
+class Producer:
+    """An array of a library that onchip has never heard of: it has `__dlpack__` and no more."""
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+
+    def __dlpack__(
+        self, *, stream: int | None = None, max_version: tuple[int, int] | None = None
+    ) -> Any:
+        assert stream is None, "host memory has no stream"
+        return self.array.__dlpack__(max_version=max_version)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+
+@dataclass
+class Kind:
+    dtype: str
+    cls: Any  # of results
+    make: Callable[[Array], Any]  # from float32 or float64 values
+    make_stats: Callable[[Array], Any]  # float32, or float64 where dtype is
+    make_int: Callable[[Array], Any]  # int32
+    back: Callable[[Any], Array]  # float64
+    address: Callable[[Any], int]
+    dtype_of: Callable[[Any], str]
+
+
+def _numpy(dtype: str) -> Kind:
+    held: Any = np.dtype(dtype) if dtype != "bfloat16" else _ml_dtypes().bfloat16
+    stats = np.float64 if dtype == "float64" else np.float32
+    return Kind(
+        dtype=dtype,
+        cls=np.ndarray,
+        make=lambda x: x.astype(held),
+        make_stats=lambda x: x.astype(stats),
+        make_int=lambda x: x.astype(np.int32),
+        back=lambda x: x.astype(np.float64),
+        address=lambda x: int(x.ctypes.data),
+        dtype_of=lambda x: str(x.dtype),
+    )
+
+
+def _ml_dtypes() -> Any:
+    return pytest.importorskip("ml_dtypes")
+
+
+def _torch(dtype: str) -> Kind:
+    torch = pytest.importorskip("torch")
+    held = getattr(torch, dtype)
+    stats = torch.float64 if dtype == "float64" else torch.float32
+    return Kind(
+        dtype=dtype,
+        cls=torch.Tensor,
+        make=lambda x: torch.from_numpy(np.ascontiguousarray(x)).to(held),
+        make_stats=lambda x: torch.from_numpy(np.ascontiguousarray(x)).to(stats),
+        make_int=lambda x: torch.from_numpy(x.astype(np.int32)),
+        back=lambda x: x.detach().double().numpy(),
+        address=lambda x: int(x.data_ptr()),
+        dtype_of=lambda x: str(x.dtype).removeprefix("torch."),
+    )
+
+
+def _jax(dtype: str) -> Kind:
+    jax = pytest.importorskip("jax")
+    jnp = jax.numpy
+    return Kind(
+        dtype=dtype,
+        cls=jax.Array,
+        make=lambda x: jnp.asarray(x.astype(np.float32), dtype),
+        make_stats=lambda x: jnp.asarray(x, jnp.float32),
+        make_int=lambda x: jnp.asarray(x, jnp.int32),
+        back=lambda x: np.asarray(x.astype(jnp.float32)).astype(np.float64),
+        address=lambda x: int(x.unsafe_buffer_pointer()),
+        dtype_of=lambda x: str(x.dtype),
+    )
+
+
+def _dlpack(dtype: str) -> Kind:
+    return Kind(
+        dtype=dtype,
+        cls=onchip.Buffer,
+        make=lambda x: Producer(x.astype(dtype)),
+        make_stats=lambda x: Producer(x.astype(np.float32)),
+        make_int=lambda x: Producer(x.astype(np.int32)),
+        back=lambda x: np.from_dlpack(x).astype(np.float64),
+        address=lambda x: int(np.from_dlpack(x).ctypes.data),
+        dtype_of=lambda x: str(np.from_dlpack(x).dtype),
+    )
+
+
+KINDS: dict[str, Callable[[], Kind]] = {
+    "dlpack-float32": lambda: _dlpack("float32"),
+    "jax-bfloat16": lambda: _jax("bfloat16"),
+    "jax-float16": lambda: _jax("float16"),
+    "jax-float32": lambda: _jax("float32"),
+    "numpy-bfloat16": lambda: _numpy("bfloat16"),
+    "numpy-float16": lambda: _numpy("float16"),
+    "numpy-float32": lambda: _numpy("float32"),
+    "numpy-float64": lambda: _numpy("float64"),
+    "torch-bfloat16": lambda: _torch("bfloat16"),
+    "torch-float16": lambda: _torch("float16"),
+    "torch-float32": lambda: _torch("float32"),
+    "torch-float64": lambda: _torch("float64"),
+}
