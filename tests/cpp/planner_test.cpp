@@ -325,6 +325,10 @@ TEST(Splits, FillADeviceThatOneTileWouldLeaveIdle) {
   p = dense(1, 32, 8, 1, 256, 128);
   p.num_splits = 0;
   EXPECT_EQ(make_plan(p, device("H200")).num_splits, 1);  // too few keys to be worth it
+  p = dense(1, 32, 8, 1, 65536, 128);
+  p.num_splits = 0;
+  p.window_left = 4096;
+  EXPECT_EQ(make_plan(p, device("H200")).num_splits, 1);  // most parts would see no key
   p = dense(0, 32, 8, 1, 65536, 128);
   p.num_splits = 0;
   EXPECT_EQ(make_plan(p, device("H200")).num_splits, 1);
@@ -478,9 +482,25 @@ TEST(Json, EscapesNamesAndHasNoInfinity) {
 TEST(Explain, DrawsTheTilesOfOneHead) {
   Problem p = dense(1, 1, 1, 512, 512, 64);
   p.window_right = 0;
-  p.window_left = 130;
-  const std::string text = explain({p, make_plan(p, device("A100"))});
-  EXPECT_NE(text.find("\n  /...\n  //..\n  ///.\n  .///\n"), std::string::npos) << text;
+  // Tiles of 128 x 128: the upper right corner of the tile two below the diagonal is 129 keys back.
+  p.window_left = 129;
+  const std::string wide = explain({p, make_plan(p, device("A100"))});
+  EXPECT_NE(wide.find("\n  /...\n  //..\n  ///.\n  .///\n"), std::string::npos) << wide;
+  p.window_left = 128;
+  const std::string narrow = explain({p, make_plan(p, device("A100"))});
+  EXPECT_NE(narrow.find("\n  /...\n  //..\n  .//.\n  ..//\n"), std::string::npos) << narrow;
+  // And 127 ahead ends with the diagonal tile, 129 reaches the second one after it.
+  p.window_left = 0;
+  p.window_right = 127;
+  const std::string ahead = explain({p, make_plan(p, device("A100"))});
+  EXPECT_NE(ahead.find("\n  //..\n  .//.\n  ..//\n  .../\n"), std::string::npos) << ahead;
+  p.window_left = -1;
+  const std::string whole = explain({p, make_plan(p, device("A100"))});
+  EXPECT_NE(whole.find("\n  #/..\n  ##/.\n  ###/\n  ####\n"), std::string::npos) << whole;
+  p.window_right = 129;
+  const std::string far = explain({p, make_plan(p, device("A100"))});
+  EXPECT_NE(far.find("\n  #//.\n  ##//\n  ###/\n  ####\n"), std::string::npos) << far;
+  p.window_right = 0;
   p.window_left = -1;
   const std::string causal = explain({p, make_plan(p, device("A100"))});
   EXPECT_NE(causal.find("\n  /...\n  #/..\n  ##/.\n  ###/\n62.5% of the tiles are visited, 50.1% "
