@@ -25,16 +25,14 @@ DType dtype_of(const char* name, dlpack::DataType type) {
     if (type.code == dlpack::kInt && type.bits == 32) return DType::int32;
     if (type.code == dlpack::kUInt && type.bits == 8) return DType::uint8;
   }
-  const char* kind = "a type with code ";
+  std::string found = "code " + std::to_string(type.code);
   switch (type.code) {
-    case dlpack::kInt: kind = "int"; break;
-    case dlpack::kUInt: kind = "uint"; break;
-    case dlpack::kFloat: kind = "float"; break;
-    case dlpack::kComplex: kind = "complex"; break;
-    case dlpack::kBool: kind = "bool"; break;
+    case dlpack::kInt: found = "int" + std::to_string(type.bits); break;
+    case dlpack::kUInt: found = "uint" + std::to_string(type.bits); break;
+    case dlpack::kComplex: found = "complex" + std::to_string(type.bits); break;
+    case dlpack::kBool: found = "bool"; break;
     default: break;
   }
-  const std::string found = kind + std::to_string(kind[1] == ' ' ? int{type.code} : int{type.bits});
   throw nb::type_error((std::string(name) + ": dtype " + found +
                         " is none of float64, float32, float16, bfloat16 and int32")
                            .c_str());
@@ -116,8 +114,10 @@ void take_exchange(Tensor& tensor, nb::handle source, nb::handle exchange, DType
   dlpack::Tensor borrowed{};
   if (api->tensor_from_object(source.ptr(), &borrowed) != 0) {
     nb::python_error cause;
+    std::string why = cause.what();
+    why.resize(std::min(why.find('\n'), why.size()));  // PyTorch appends a C++ stack
     nb::raise_from(cause, PyExc_TypeError, "%s: is no array with memory of its own: %s",
-                   tensor.name.c_str(), cause.what());
+                   tensor.name.c_str(), why.c_str());
   }
   tensor.view = view_of(tensor.name.c_str(), borrowed, dtype);
 }
@@ -171,16 +171,15 @@ nb::tuple tuple_of(const std::array<std::int64_t, kMaxDims>& values, std::int32_
 
 Buffer::Buffer(std::vector<std::int64_t> shape, DType dtype) {
   if (shape.size() > static_cast<std::size_t>(kMaxDims))
-    throw nb::value_error("too many dimensions");
+    throw nb::value_error("shape: more than 5 axes");
   view_.dtype = dtype;
   view_.ndim = static_cast<std::int32_t>(shape.size());
   std::int64_t stride = 1;
   for (std::size_t axis = shape.size(); axis-- > 0;) {
     view_.shape[axis] = shape[axis];
     view_.stride[axis] = stride;
-    if (shape[axis] < 0 || __builtin_mul_overflow(stride, shape[axis], &stride)) {
-      throw std::bad_alloc();
-    }
+    if (shape[axis] < 0) throw nb::value_error("shape: negative");
+    if (__builtin_mul_overflow(stride, shape[axis], &stride)) throw std::bad_alloc();
   }
   std::int64_t bytes = 0;
   if (__builtin_mul_overflow(stride, size_of(dtype), &bytes)) throw std::bad_alloc();

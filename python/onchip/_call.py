@@ -5,6 +5,9 @@ Every function takes arrays of NumPy (bfloat16 by ml_dtypes), PyTorch, JAX, CuPy
 `__dlpack__`, copies none of them, and returns arrays of the same library, on the same device, in
 the dtype of q. On a GPU the work is queued on the library's current stream.
 
+All arrays of a call belong to one library. Only lengths, block tables, bias, alibi_slopes and sinks
+may be NumPy arrays beside arrays of another library in host memory.
+
 Formula, degenerate cases and accuracy: docs/algorithm.md and docs/numerics.md; the recurrence is
 that of FlashAttention-2 (Dao 2023, arXiv:2307.08691).
 """
