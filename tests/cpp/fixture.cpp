@@ -32,6 +32,15 @@ Shape shape_of(const TensorView& view) {
 std::size_t bytes_of(const TensorView& view) {
   return static_cast<std::size_t>(onchip::size_of(view.dtype));
 }
+
+double unit_roundoff(DType dtype) {
+  switch (dtype) {
+    case DType::float16: return 0x1p-11;
+    case DType::bfloat16: return 0x1p-8;
+    case DType::float32: return 0x1p-24;
+    default: return 0x1p-53;
+  }
+}
 }  // namespace
 
 Index uniform(Rng& rng, Index low, Index high) {
@@ -209,11 +218,13 @@ void Problem::expect_right(bool backward, const std::string& name) const {
   expect_close("dq", dtype, got.dq, exact.dq, naive.dq);
   expect_close("dk", dtype, got.dk, exact.dk, naive.dk);
   expect_close("dv", dtype, got.dv, exact.dv, naive.dv);
+  // Sums over many rows cancel, so that one naive error may be small by luck: out was rounded.
+  const double slack = 1e-5 + 2 * unit_roundoff(dtype) * std::sqrt(exact.spread);
   if (got.dbias.given()) {
-    expect_close("dbias", attention.bias.dtype, got.dbias, exact.dbias, naive.dbias);
+    expect_close("dbias", attention.bias.dtype, got.dbias, exact.dbias, naive.dbias, slack);
   }
   if (got.dsinks.given()) {
-    expect_close("dsinks", statistics(), got.dsinks, exact.dsinks, naive.dsinks);
+    expect_close("dsinks", statistics(), got.dsinks, exact.dsinks, naive.dsinks, slack);
   }
 }
 
@@ -238,7 +249,7 @@ void compare(const std::string& name, const Tensor& got, const Tensor& exact, Ch
 }  // namespace
 
 void expect_close(const std::string& name, DType dtype, const Tensor& got, const Tensor& exact,
-                  const Tensor& naive) {
+                  const Tensor& naive, double slack) {
   double naive_error = 0;
   double greatest = 1;
   for (std::size_t at = 0; at < exact.values.size(); ++at) {
@@ -249,7 +260,7 @@ void expect_close(const std::string& name, DType dtype, const Tensor& got, const
     const double error = std::abs(naive.values[at] - want);
     naive_error = std::max({naive_error, best, std::isfinite(error) ? error : 0.0});
   }
-  const double bound = dtype == DType::float64 ? 1e-11 * greatest : 2 * naive_error + 1e-5;
+  const double bound = dtype == DType::float64 ? 1e-11 * greatest : 2 * naive_error + slack;
   SCOPED_TRACE("bound " + std::to_string(bound));
   compare(name, got, exact, [bound](double a, double b) { return std::abs(a - b) <= bound; });
 }

@@ -100,9 +100,9 @@ std::unique_ptr<Problem> random_problem(const Spec& spec, Rng& rng);
 /// The options and shapes in one line, for messages.
 std::string describe(const onchip::Attention& attention);
 
-/// error <= 2 x naive error + 1e-5 (float64: rounding only), NaNs and infinities in the same places.
+/// error <= 2 x naive error + slack (float64: rounding only), NaNs and infinities in the same places.
 void expect_close(const std::string& name, onchip::DType dtype, const oracle::Tensor& got,
-                  const oracle::Tensor& exact, const oracle::Tensor& naive);
+                  const oracle::Tensor& exact, const oracle::Tensor& naive, double slack = 1e-5);
 /// lse: within 1e-4 (float64: rounding only).
 void expect_close_lse(const std::string& name, onchip::DType dtype, const oracle::Tensor& got,
                       const oracle::Tensor& exact);

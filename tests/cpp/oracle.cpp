@@ -381,8 +381,8 @@ class Computation {
   [[nodiscard]] Row softmax(const Head& x, Index i) const {
     Row row;
     std::vector<double> s;
-    double m = x.sink;
-    bool nan = std::isnan(x.sink);
+    double m = -kInfinity;
+    bool nan = false;
     for (Index j = 0; j < x.k.rows; ++j) {
       if (!sees(x.q.rows, x.k.rows, i, j)) continue;
       double slope = 0;
@@ -393,8 +393,9 @@ class Computation {
       nan = nan || std::isnan(s.back());
     }
     row.p.assign(s.size(), 0.0);
-    if (row.seen.empty() || (m == -kInfinity && !nan)) return row;
-    if (nan) m = std::numeric_limits<double>::quiet_NaN();
+    if (m == -kInfinity && !nan) return row;  // no key, or none that a bias of -inf leaves
+    if (nan || std::isnan(x.sink)) m = std::numeric_limits<double>::quiet_NaN();
+    m = std::max(m, x.sink);
     double total = std::exp(x.sink - m);
     for (double value : s) total += std::exp(value - m);
     for (std::size_t n = 0; n < s.size(); ++n) row.p[n] = keep(std::exp(s[n] - m) / total);
@@ -425,7 +426,7 @@ class Computation {
     return r;
   }
 
-  void backward(const Sequence& s, Index h, const Head& x, HeadResults& r) const {
+  void backward(const Sequence& s, Index h, const Head& x, HeadResults& r) {
     r.dq = Matrix(s.rows, dim_);
     r.dk = Matrix(s.keys, dim_);
     r.dv = Matrix(s.keys, x.v.cols);
@@ -436,6 +437,7 @@ class Computation {
       const double inner = sum(x.v.cols, [&](Index d) { return x.dout(i, d) * r.out(i, d); }) -
                            x.dlse[static_cast<std::size_t>(i)];
       r.dsink -= row.p_sink * inner;
+      for (Index d = 0; d < x.v.cols; ++d) results_.spread += std::pow(x.dout(i, d) * r.out(i, d), 2);
       for (std::size_t n = 0; n < row.seen.size(); ++n) {
         const Index j = row.seen[n];
         const double factor = dropout(s, h, i, j);

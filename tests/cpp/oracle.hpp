@@ -61,6 +61,7 @@ bool kept(const onchip::Options& options, std::int64_t head, std::int64_t i, std
 
 struct Results {
   Tensor out, lse, dq, dk, dv, dbias, dsinks;
+  double spread = 0;  // sum of (dout * out)^2: what rounding out alone does to sums of D_i
 };
 
 /// out and lse; with `Pass::backward` the gradients too. Reads the inputs of `attention`, and of

@@ -160,8 +160,8 @@ def _softmax(x: _Head, options: dict[str, Any], a: _Arithmetic) -> _Softmax:
     distance = np.abs(np.arange(rows)[:, None] + (keys - rows) - np.arange(keys)[None, :])
     s = a.keep(s + x.bias - a.type(x.slope) * distance.astype(a.type))
     seen = visible_keys(rows, keys, options["window"])
-    any_seen = seen.any(axis=1)
     s = np.where(seen, s, -np.inf)
+    any_seen = ~(s == -np.inf).all(axis=1)  # a bias of -inf hides a key too
     sink = np.full(rows, -np.inf if x.sink is None else x.sink, a.type)
     m = np.maximum(s.max(axis=1, initial=-np.inf), sink)
     m = np.where(m == -np.inf, 0, m).astype(a.type)
@@ -171,7 +171,7 @@ def _softmax(x: _Head, options: dict[str, Any], a: _Arithmetic) -> _Softmax:
     return _Softmax(
         seen=seen,
         tanh=tanh,
-        p=a.keep(e / divisor[:, None]),
+        p=a.keep(np.where(any_seen[:, None], e / divisor[:, None], 0)),
         p_sink=np.where(any_seen, e_sink / divisor, 0),
         lse=np.where(any_seen, m + np.log(total), -np.inf),
     )
@@ -187,13 +187,13 @@ def _head_backward(
 ) -> tuple[Array, Array, Array, Array, Array]:
     """dq, dk, dv, the gradient of the softmax's argument, and that of the sink's logit."""
     soft = _softmax(x, options, a)
-    seen, any_seen = soft.seen, soft.seen.any(axis=1)
+    seen, any_seen = soft.seen, soft.lse != -np.inf
     weights = a.keep(soft.p * x.keep)
     out = a.keep(product(weights, seen, x.v))
     dp = a.keep(a.keep(dout @ x.v.T) * x.keep)
     inner = (dout * out).sum(axis=1) - dlse
     ds = np.where(seen, a.keep(soft.p * (dp - inner[:, None])), 0)
-    ds = np.where((soft.lse == -np.inf)[:, None], 0, ds).astype(a.type)
+    ds = np.where(any_seen[:, None], ds, 0).astype(a.type)
     through = a.keep(ds * (1 - soft.tanh * soft.tanh)) if options["softcap"] > 0 else ds
     scale = a.type(options["scale"])
     return (
