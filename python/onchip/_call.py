@@ -19,10 +19,21 @@ from typing import Any
 
 from onchip import _core
 from onchip._arrays import Operands
-from onchip._scalars import as_bool, as_float, as_int, as_seed, as_shape, as_window
+from onchip._scalars import as_bool, as_float, as_int, as_seed, as_shape
+from onchip._steps import (
+    DENSE,
+    PACKED,
+    backward,
+    first_part,
+    forward,
+    length,
+    parts,
+    read_lengths,
+    read_qkv,
+    read_score_terms,
+    set_options,
+)
 
-_DENSE = (4, "4 (batch, seqlen, heads, dim)")
-_PACKED = (3, "3 (tokens, heads, dim)")
 _INT32 = range(2**31)
 
 
@@ -80,11 +91,11 @@ def attention(
         Nothing is written when an error is raised.
     """
     call = _core.Call(False)
-    _set_options(call, scale, causal, window, softcap, dropout_p, seed, offset)
+    set_options(call, scale, causal, window, softcap, dropout_p, seed, offset)
     operands = Operands(call, "q", q)
-    views = _read_qkv(operands, q, k, v, _DENSE)
-    _read_score_terms(operands, bias, alibi_slopes, sinks)
-    return _forward(operands, views, out, return_lse)
+    views = read_qkv(operands, q, k, v, DENSE)
+    read_score_terms(operands, bias, alibi_slopes, sinks)
+    return forward(operands, views, out, return_lse)
 
 
 def attention_backward(
@@ -130,14 +141,14 @@ def attention_backward(
         As `attention`.
     """
     call = _core.Call(True)
-    _set_options(
+    set_options(
         call, scale, causal, window, softcap, dropout_p, seed, offset,
         deterministic=as_bool("deterministic", deterministic),
     )  # fmt: skip
     operands = Operands(call, "q", q)
-    views = _read_qkv(operands, q, k, v, _DENSE)
-    terms = _read_score_terms(operands, bias, alibi_slopes, sinks)
-    return _backward(operands, views, terms, dout, out, lse, dlse)
+    views = read_qkv(operands, q, k, v, DENSE)
+    terms = read_score_terms(operands, bias, alibi_slopes, sinks)
+    return backward(operands, views, terms, dout, out, lse, dlse)
 
 
 def attention_varlen(
@@ -188,15 +199,15 @@ def attention_varlen(
         As `attention`.
     """
     call = _core.Call(False)
-    _set_options(
+    set_options(
         call, scale, causal, window, softcap, dropout_p, seed, offset,
         max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
     )  # fmt: skip
     operands = Operands(call, "q", q)
-    views = _read_qkv(operands, q, k, v, _PACKED)
-    _read_lengths(operands, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
-    _read_score_terms(operands, bias, alibi_slopes, sinks)
-    return _forward(operands, views, out, return_lse)
+    views = read_qkv(operands, q, k, v, PACKED)
+    read_lengths(operands, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+    read_score_terms(operands, bias, alibi_slopes, sinks)
+    return forward(operands, views, out, return_lse)
 
 
 def attention_varlen_backward(
@@ -242,16 +253,16 @@ def attention_varlen_backward(
         As `attention`.
     """
     call = _core.Call(True)
-    _set_options(
+    set_options(
         call, scale, causal, window, softcap, dropout_p, seed, offset,
         deterministic=as_bool("deterministic", deterministic),
         max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
     )  # fmt: skip
     operands = Operands(call, "q", q)
-    views = _read_qkv(operands, q, k, v, _PACKED)
-    _read_lengths(operands, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
-    terms = _read_score_terms(operands, bias, alibi_slopes, sinks)
-    return _backward(operands, views, terms, dout, out, lse, dlse)
+    views = read_qkv(operands, q, k, v, PACKED)
+    read_lengths(operands, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+    terms = read_score_terms(operands, bias, alibi_slopes, sinks)
+    return backward(operands, views, terms, dout, out, lse, dlse)
 
 
 def decode(
@@ -296,18 +307,18 @@ def decode(
         As `attention`.
     """
     call = _core.Call(False)
-    _set_options(
+    set_options(
         call, scale, causal, window, softcap, dropout_p, seed, offset,
         num_splits=as_int("num_splits", num_splits, _INT32),
-        split_size=_length("split_size", split_size, 1),
+        split_size=length("split_size", split_size, 1),
     )  # fmt: skip
     operands = Operands(call, "q", q)
-    views = _read_qkv(operands, q, k_cache, v_cache, _DENSE, "k_cache", "v_cache")
+    views = read_qkv(operands, q, k_cache, v_cache, DENSE, "k_cache", "v_cache")
     operands.read("seqused_k", seqlens_k, "seqlens_k")
     if block_table is not None:
         operands.read("block_table", block_table)
-    _read_score_terms(operands, bias, alibi_slopes, sinks)
-    return _forward(operands, views, out, return_lse)
+    read_score_terms(operands, bias, alibi_slopes, sinks)
+    return forward(operands, views, out, return_lse)
 
 
 def merge_states(outs: Any, lses: Any) -> tuple[Any, Any]:
@@ -327,10 +338,10 @@ def merge_states(outs: Any, lses: Any) -> tuple[Any, Any]:
     Raises:
         As `attention`.
     """
-    first = _first_part("outs", outs)
+    first = first_part("outs", outs)
     operands = Operands(_core.Call(False), "outs", first)
-    out_views = _parts(operands, "outs", outs)
-    lse_views = _parts(operands, "lses", lses)
+    out_views = parts(operands, "outs", outs)
+    lse_views = parts(operands, "lses", lses)
     if len(out_views) != len(lse_views):
         raise ValueError(f"lses: {len(lse_views)} parts, expected {len(out_views)}, those of outs")
     out, out_view = operands.allocate("outs", out_views[0].shape, out_views[0].dtype)
@@ -379,146 +390,3 @@ def dropout_mask(
     mask, view = operands.allocate("mask", extents, "uint8")
     _core.dropout_mask(view, probability, key, stream_offset, operands.stream or 0)
     return operands.finish(mask)
-
-
-def _length(name: str, x: Any, least: int = 0) -> int:
-    return 0 if x is None else as_int(name, x, range(least, 2**63))
-
-
-def _set_options(
-    call: _core.Call,
-    scale: Any,
-    causal: Any,
-    window: Any,
-    softcap: Any,
-    dropout_p: Any,
-    seed: Any,
-    offset: Any,
-    *,
-    deterministic: bool = False,
-    num_splits: int = 1,
-    split_size: int = 0,
-    max_seqlen_q: Any = None,
-    max_seqlen_k: Any = None,
-) -> None:
-    left, right = as_window(window)
-    probability = as_float("dropout_p", dropout_p)
-    key, stream_offset = as_seed(seed, offset, probability)
-    call.options(
-        None if scale is None else as_float("scale", scale),
-        as_bool("causal", causal),
-        left,
-        right,
-        as_float("softcap", softcap),
-        probability,
-        key,
-        stream_offset,
-        deterministic,
-        num_splits,
-        split_size,
-        _length("max_seqlen_q", max_seqlen_q),
-        _length("max_seqlen_k", max_seqlen_k),
-    )
-
-
-def _read_qkv(
-    operands: Operands,
-    q: Any,
-    k: Any,
-    v: Any,
-    axes: tuple[int, str],
-    k_name: str = "k",
-    v_name: str = "v",
-) -> tuple[_core.Tensor, _core.Tensor, _core.Tensor]:
-    views = (
-        operands.read("q", q),
-        operands.read("k", k, k_name),
-        operands.read("v", v, v_name),
-    )
-    for view in views:
-        if view.ndim != axes[0]:
-            raise ValueError(f"{view.name}: {view.ndim} axes, expected {axes[1]}")
-    return views
-
-
-def _read_lengths(
-    operands: Operands, cu_seqlens_q: Any, cu_seqlens_k: Any, seqused_q: Any, seqused_k: Any
-) -> None:
-    operands.read("cu_seqlens_q", cu_seqlens_q)
-    operands.read("cu_seqlens_k", cu_seqlens_k)
-    if seqused_q is not None:
-        operands.read("seqused_q", seqused_q)
-    if seqused_k is not None:
-        operands.read("seqused_k", seqused_k)
-
-
-_Terms = tuple["_core.Tensor | None", "_core.Tensor | None"]
-
-
-def _read_score_terms(operands: Operands, bias: Any, alibi_slopes: Any, sinks: Any) -> _Terms:
-    if alibi_slopes is not None:
-        operands.read("alibi_slopes", alibi_slopes)
-    return (
-        None if bias is None else operands.read("bias", bias),
-        None if sinks is None else operands.read("sinks", sinks),
-    )
-
-
-def _forward(operands: Operands, views: tuple[_core.Tensor, ...], out: Any, return_lse: Any) -> Any:
-    want_lse = as_bool("return_lse", return_lse)
-    q, _, v = views
-    made = lse = None
-    if out is not None:
-        operands.write("out", out)
-    else:
-        made = operands.create("out", (*q.shape[:-1], v.shape[-1]), q.dtype)
-    if want_lse:
-        *batch, rows, heads, _ = q.shape
-        lse = operands.create("lse", (*batch, heads, rows), _statistics(q.dtype))
-    operands.run()
-    result = out if made is None else operands.finish(made)
-    return (result, operands.finish(lse)) if want_lse else result
-
-
-def _backward(
-    operands: Operands,
-    views: tuple[_core.Tensor, ...],
-    terms: _Terms,
-    dout: Any,
-    out: Any,
-    lse: Any,
-    dlse: Any,
-) -> tuple[Any, ...]:
-    operands.read("dout", dout)
-    operands.read("out", out)
-    operands.read("lse", lse)
-    if dlse is not None:
-        operands.read("dlse", dlse)
-    made = [
-        operands.create("d" + view.name, view.shape, view.dtype)
-        for view in (*views, *terms)
-        if view is not None
-    ]
-    operands.run()
-    return tuple(operands.finish(x) for x in made)
-
-
-def _statistics(dtype: str) -> str:
-    return "float64" if dtype == "float64" else "float32"
-
-
-def _first_part(name: str, parts: Any) -> Any:
-    if not isinstance(parts, (list, tuple)):
-        return parts
-    if not parts:
-        raise ValueError(f"{name}: no part, expected at least one")
-    return parts[0]
-
-
-def _parts(operands: Operands, name: str, parts: Any) -> list[_core.Tensor]:
-    if isinstance(parts, (list, tuple)):
-        return [operands.take(f"{name}[{n}]", part) for n, part in enumerate(parts)]
-    stacked = operands.take(name, parts).split()
-    if not stacked:
-        raise ValueError(f"{name}: no part, expected at least one")
-    return stacked

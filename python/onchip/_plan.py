@@ -8,10 +8,10 @@ from typing import Any
 
 from onchip import _core
 from onchip._core import IoModel, Plan
-from onchip._scalars import as_bool, as_choice, as_float, as_int, as_shape, as_window
+from onchip._scalars import as_bool, as_choice, as_int, as_shape
+from onchip._steps import length, set_options, statistics
 
 _DTYPES = ("float64", "float32", "float16", "bfloat16")
-_EXTENT = range(2**63)
 
 
 def devices() -> tuple[str, ...]:
@@ -72,58 +72,39 @@ def plan(
     """
     name = as_choice("dtype", _dtype_of(q_shape) if dtype is None else dtype, _DTYPES)
     where = None if device is None else _core.device_info(_device_name(device))
-    q = as_shape("q_shape", q_shape)
-    k = as_shape("k_shape", k_shape)
-    v = k if v_shape is None else as_shape("v_shape", v_shape)
-    if len(q) < 3 or not v:
-        raise ValueError(f"q_shape: {q}, expected (batch, seqlen, heads, dim)")
-    left, right = as_window(window)
-    is_backward = as_bool("backward", backward)
-    call = _core.Call(is_backward)
-    call.options(
-        None if scale is None else as_float("scale", scale),
-        as_bool("causal", causal),
-        left,
-        right,
-        as_float("softcap", softcap),
-        as_float("dropout_p", dropout_p),
-        0,
-        0,
-        as_bool("deterministic", deterministic),
-        as_int("num_splits", num_splits, range(2**31)),
-        _extent("split_size", split_size),
-        _extent("max_seqlen_q", max_seqlen_q),
-        _extent("max_seqlen_k", max_seqlen_k),
-    )
-
-    def give(field: str, shape: Sequence[int], kind: str) -> None:
-        cuda = where is not None and where.type == "cuda"
-        call.set(field, _core.Tensor.planned(field, shape, kind, cuda, 0))
-
-    stats = "float64" if name == "float64" else "float32"
-    heads = q[-2]
-    out, lse = (*q[:-1], v[-1]), (*q[:-3], q[-2], q[-3])
-    given: list[tuple[str, Sequence[int], str]] = [("q", q, name), ("k", k, name), ("v", v, name)]
+    q, k, v = _shapes(q_shape, k_shape, v_shape)
+    call = _core.Call(as_bool("backward", backward))
+    set_options(
+        call, scale, causal, window, softcap, dropout_p, 0, 0,
+        deterministic=as_bool("deterministic", deterministic),
+        num_splits=as_int("num_splits", num_splits, range(2**31)),
+        split_size=length("split_size", split_size),
+        max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
+    )  # fmt: skip
+    inputs = {"q": q, "k": k, "v": v}
     if bias_shape is not None:
-        given.append(("bias", as_shape("bias_shape", bias_shape), name))
-    if as_bool("alibi", alibi):
-        given.append(("alibi_slopes", (heads,), stats))
+        inputs["bias"] = as_shape("bias_shape", bias_shape)
     if as_bool("sinks", sinks):
-        given.append(("sinks", (heads,), stats))
-    if is_backward:
-        given += [("d" + field, shape, kind) for field, shape, kind in given if field[0] != "a"]
-        given.append(("dout", out, name))
-    given.append(("out", out, name))
-    if as_bool("return_lse", return_lse) or is_backward:
-        given.append(("lse", lse, stats))
+        inputs["sinks"] = q[-2:-1]
+    given: dict[str, tuple[int, ...]] = dict(inputs)
+    if as_bool("alibi", alibi):
+        given["alibi_slopes"] = q[-2:-1]
     if batch is not None:
         sequences = as_int("batch", batch, range(2**31))
-        given += [(f"cu_seqlens_{side}", (sequences + 1,), "int32") for side in "qk"]
+        given["cu_seqlens_q"] = given["cu_seqlens_k"] = (sequences + 1,)
     if max_pages is not None:
-        given.append(("seqused_k", q[:1], "int32"))
-        given.append(("block_table", (q[0], as_int("max_pages", max_pages, _EXTENT)), "int32"))
-    for field, shape, kind in given:
-        give(field, shape, kind)
+        given["seqused_k"] = q[:1]
+        given["block_table"] = (q[0], as_int("max_pages", max_pages, range(2**31)))
+    given["out"] = (*q[:-1], v[-1])
+    if as_bool("return_lse", return_lse) or backward:
+        given["lse"] = (*q[:-3], q[-2], q[-3])
+    if backward:
+        given["dout"] = given["out"]
+        given.update({"d" + field: shape for field, shape in inputs.items()})
+    cuda = where is not None and where.type == "cuda"
+    for field, shape in given.items():
+        kind = _field_dtype(field, name)
+        call.set(field, _core.Tensor.planned(field, shape, kind, cuda, 0))
     return call.plan(where)
 
 
@@ -157,9 +138,7 @@ def io_model(
         ValueError, TypeError: naming the argument.
     """
     name = as_choice("dtype", _dtype_of(q_shape) if dtype is None else dtype, _DTYPES)
-    q = as_shape("q_shape", q_shape)
-    k = as_shape("k_shape", k_shape)
-    v = k if v_shape is None else as_shape("v_shape", v_shape)
+    q, k, v = _shapes(q_shape, k_shape, v_shape)
     for argument, shape in (("q_shape", q), ("k_shape", k), ("v_shape", v)):
         if len(shape) != 4:
             raise ValueError(f"{argument}: {shape}, expected (batch, seqlen, heads, dim)")
@@ -174,8 +153,20 @@ def io_model(
     )
 
 
-def _extent(name: str, x: Any) -> int:
-    return 0 if x is None else as_int(name, x, _EXTENT)
+def _shapes(q_shape: Any, k_shape: Any, v_shape: Any) -> list[tuple[int, ...]]:
+    given = {"q_shape": q_shape, "k_shape": k_shape}
+    given["v_shape"] = k_shape if v_shape is None else v_shape
+    shapes = {name: as_shape(name, shape) for name, shape in given.items()}
+    for name, shape in shapes.items():
+        if len(shape) not in (3, 4):
+            raise ValueError(f"{name}: {shape}, expected (batch, seqlen, heads, dim)")
+    return list(shapes.values())
+
+
+def _field_dtype(field: str, dtype: str) -> str:
+    if field in ("lse", "alibi_slopes", "sinks", "dsinks"):
+        return statistics(dtype)
+    return "int32" if field.startswith(("cu_seqlens", "seqused", "block")) else dtype
 
 
 def _device_name(x: Any) -> str:

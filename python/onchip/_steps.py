@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps that the functions of `_call` are made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onchip import _core
+from onchip._arrays import Operands
+from onchip._scalars import as_bool, as_float, as_int, as_seed, as_window
+
+DENSE = (4, "4 (batch, seqlen, heads, dim)")
+PACKED = (3, "3 (tokens, heads, dim)")
+
+
+def length(name: str, x: Any, least: int = 0) -> int:
+    """A hint or size; None: 0, not given."""
+    return 0 if x is None else as_int(name, x, range(least, 2**63))
+
+
+def set_options(
+    call: _core.Call,
+    scale: Any,
+    causal: Any,
+    window: Any,
+    softcap: Any,
+    dropout_p: Any,
+    seed: Any,
+    offset: Any,
+    *,
+    deterministic: bool = False,
+    num_splits: int = 1,
+    split_size: int = 0,
+    max_seqlen_q: Any = None,
+    max_seqlen_k: Any = None,
+) -> None:
+    left, right = as_window(window)
+    probability = as_float("dropout_p", dropout_p)
+    key, stream_offset = as_seed(seed, offset, probability)
+    call.options(
+        None if scale is None else as_float("scale", scale),
+        as_bool("causal", causal),
+        left,
+        right,
+        as_float("softcap", softcap),
+        probability,
+        key,
+        stream_offset,
+        deterministic,
+        num_splits,
+        split_size,
+        length("max_seqlen_q", max_seqlen_q),
+        length("max_seqlen_k", max_seqlen_k),
+    )
+
+
+def read_qkv(
+    operands: Operands,
+    q: Any,
+    k: Any,
+    v: Any,
+    axes: tuple[int, str],
+    k_name: str = "k",
+    v_name: str = "v",
+) -> tuple[_core.Tensor, _core.Tensor, _core.Tensor]:
+    views = (
+        operands.read("q", q),
+        operands.read("k", k, k_name),
+        operands.read("v", v, v_name),
+    )
+    for view in views:
+        if view.ndim != axes[0]:
+            raise ValueError(f"{view.name}: {view.ndim} axes, expected {axes[1]}")
+    return views
+
+
+def read_lengths(
+    operands: Operands, cu_seqlens_q: Any, cu_seqlens_k: Any, seqused_q: Any, seqused_k: Any
+) -> None:
+    operands.read("cu_seqlens_q", cu_seqlens_q)
+    operands.read("cu_seqlens_k", cu_seqlens_k)
+    if seqused_q is not None:
+        operands.read("seqused_q", seqused_q)
+    if seqused_k is not None:
+        operands.read("seqused_k", seqused_k)
+
+
+_Terms = tuple["_core.Tensor | None", "_core.Tensor | None"]
+
+
+def read_score_terms(operands: Operands, bias: Any, alibi_slopes: Any, sinks: Any) -> _Terms:
+    if alibi_slopes is not None:
+        operands.read("alibi_slopes", alibi_slopes)
+    return (
+        None if bias is None else operands.read("bias", bias),
+        None if sinks is None else operands.read("sinks", sinks),
+    )
+
+
+def forward(operands: Operands, views: tuple[_core.Tensor, ...], out: Any, return_lse: Any) -> Any:
+    want_lse = as_bool("return_lse", return_lse)
+    q, _, v = views
+    made = lse = None
+    if out is not None:
+        operands.write("out", out)
+    else:
+        made = operands.create("out", (*q.shape[:-1], v.shape[-1]), q.dtype)
+    if want_lse:
+        *batch, rows, heads, _ = q.shape
+        lse = operands.create("lse", (*batch, heads, rows), statistics(q.dtype))
+    operands.run()
+    result = out if made is None else operands.finish(made)
+    return (result, operands.finish(lse)) if want_lse else result
+
+
+def backward(
+    operands: Operands,
+    views: tuple[_core.Tensor, ...],
+    terms: _Terms,
+    dout: Any,
+    out: Any,
+    lse: Any,
+    dlse: Any,
+) -> tuple[Any, ...]:
+    operands.read("dout", dout)
+    operands.read("out", out)
+    operands.read("lse", lse)
+    if dlse is not None:
+        operands.read("dlse", dlse)
+    made = [
+        operands.create("d" + view.name, view.shape, view.dtype)
+        for view in (*views, *terms)
+        if view is not None
+    ]
+    operands.run()
+    return tuple(operands.finish(x) for x in made)
+
+
+def statistics(dtype: str) -> str:
+    """The dtype of lse, slopes and sinks beside a q of `dtype`."""
+    return "float64" if dtype == "float64" else "float32"
+
+
+def first_part(name: str, given: Any) -> Any:
+    """One of the parts of a sequence or of a stacked array: it tells the library."""
+    if not isinstance(given, (list, tuple)):
+        return given
+    if not given:
+        raise ValueError(f"{name}: no part, expected at least one")
+    return given[0]
+
+
+def parts(operands: Operands, name: str, given: Any) -> list[_core.Tensor]:
+    """The parts of a sequence of arrays or of one stacked array."""
+    if isinstance(given, (list, tuple)):
+        return [operands.take(f"{name}[{n}]", part) for n, part in enumerate(given)]
+    stacked = operands.take(name, given).split()
+    if not stacked:
+        raise ValueError(f"{name}: no part, expected at least one")
+    return stacked
