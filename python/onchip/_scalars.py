@@ -29,9 +29,10 @@ def as_bool(name: str, x: Any) -> bool:
 
 def as_int(name: str, x: Any, allowed: range = _INT64) -> int:
     """An integer, NumPy's included, within `allowed`."""
-    if type(x) is not int:
-        if isinstance(x, bool) or hasattr(x, "__dlpack__") or not hasattr(x, "__index__"):
-            raise _wrong(name, "an int", x)
+    if type(x) is not int and (
+        isinstance(x, bool) or hasattr(x, "__dlpack__") or not hasattr(x, "__index__")
+    ):
+        raise _wrong(name, "an int", x)
     value = operator.index(x)
     if value not in allowed:
         raise ValueError(f"{name}: {value} is outside {allowed.start} to {allowed.stop - 1}")
