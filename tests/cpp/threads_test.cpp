@@ -67,18 +67,18 @@ class Recorder {
   std::atomic<int> faults_{0};
 };
 
-/// True when two workers run at once: each of two tasks waits for the other to begin.
-bool two_workers_meet() {
+/// True when so many workers run at once: each of as many tasks waits for all to begin.
+bool workers_meet(int count) {
   std::atomic<int> arrived{0};
   std::atomic<int> met{0};
   auto task = [&](std::int32_t, std::int64_t) {
     ++arrived;
     const auto end = Clock::now() + kPatience;
-    while (arrived < 2 && Clock::now() < end) std::this_thread::yield();
-    if (arrived == 2) ++met;
+    while (arrived < count && Clock::now() < end) std::this_thread::yield();
+    if (arrived == count) ++met;
   };
-  parallel_for(2, 2, task);
-  return met == 2;
+  parallel_for(count, count, task);
+  return met == count;
 }
 
 /// Raises a maximum that other threads raise too.
@@ -132,7 +132,7 @@ TEST_F(Threads, EveryIndexRunsOnceAndWorkersAreExclusive) {
   }
 }
 
-TEST_F(Threads, WorkersRunAtTheSameTime) { EXPECT_TRUE(two_workers_meet()); }
+TEST_F(Threads, WorkersRunAtTheSameTime) { EXPECT_TRUE(workers_meet(4)); }
 
 TEST_F(Threads, OneWorkerStaysOnTheCallingThreadInOrder) {
   const auto caller = std::this_thread::get_id();
@@ -162,13 +162,13 @@ TEST_F(Threads, NestedCallsRunSerially) {
   parallel_for(4, 50, outer);
   EXPECT_EQ(inner_tasks, 50 * 21);
   EXPECT_EQ(faults, 0);
-  EXPECT_TRUE(two_workers_meet());  // the outer level is parallel again
+  EXPECT_TRUE(workers_meet(4));  // the outer level is parallel again
 }
 
 TEST_F(Threads, ManyCallersShareOnePool) {
   constexpr int kCallers = 16;
   constexpr int kPoolThreads = 3;
-  ASSERT_TRUE(two_workers_meet());
+  ASSERT_TRUE(workers_meet(4));
   const int pool_threads = pool_threads_of_process();
   EXPECT_GE(pool_threads, kPoolThreads);  // another test of this process may have asked for more
   std::atomic<int> running{0};
@@ -182,6 +182,7 @@ TEST_F(Threads, ManyCallersShareOnePool) {
         auto task = [&](std::int32_t worker, std::int64_t i) {
           raise(most, ++running);
           record(worker, i);
+          if (i % 16 == 0) std::this_thread::sleep_for(std::chrono::microseconds(50));
           --running;
         };
         parallel_for(4, 64, task);
@@ -198,7 +199,7 @@ TEST_F(Threads, ManyCallersShareOnePool) {
 
 TEST_F(Threads, ThePoolKeepsItsSizeAndObeysALowerLimit) {
   set_num_threads(6);
-  ASSERT_TRUE(two_workers_meet());
+  ASSERT_TRUE(workers_meet(6));
   const int size = pool_threads_of_process();
   EXPECT_GE(size, 5);
   set_num_threads(2);
@@ -219,7 +220,7 @@ TEST_F(Threads, ThePoolKeepsItsSizeAndObeysALowerLimit) {
 }
 
 TEST_F(Threads, IdleThreadsSleep) {
-  ASSERT_TRUE(two_workers_meet());
+  ASSERT_TRUE(workers_meet(4));
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   const std::clock_t before = std::clock();
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
@@ -228,33 +229,41 @@ TEST_F(Threads, IdleThreadsSleep) {
 }
 
 TEST_F(Threads, AChildOfForkHasAPoolOfItsOwn) {
-  ASSERT_TRUE(two_workers_meet());
-  EXPECT_EQ(status_of_child(two_workers_meet, &std::exit), 0);
-  EXPECT_TRUE(two_workers_meet());
-  const auto grandchild = [] { return status_of_child(two_workers_meet, &std::exit) == 0; };
+  ASSERT_TRUE(workers_meet(4));
+  const auto child = [] { return workers_meet(4); };
+  EXPECT_EQ(status_of_child(child, &std::exit), 0);
+  EXPECT_TRUE(workers_meet(4));
+  const auto grandchild = [&] {
+    return workers_meet(4) && status_of_child(child, &std::exit) == 0;
+  };
   EXPECT_EQ(status_of_child(grandchild, &std::exit), 0);
 }
 
 TEST_F(Threads, ForkWhileOtherThreadsRunJobs) {
+  // All threads have started before the first fork, and none allocates later: the allocator of
+  // AddressSanitizer does not survive a fork amid an allocation.
+  ASSERT_TRUE(workers_meet(4));
   std::atomic<bool> stop{false};
+  std::atomic<int> started{0};
   std::atomic<int> wrong{0};
   std::vector<std::thread> callers;
   for (int c = 0; c < 3; ++c) {
     callers.emplace_back([&] {
       Recorder record(4, 32);
-      // No allocation in the loop: AddressSanitizer's allocator does not survive a fork amid one.
+      ++started;
       for (int times = 1; !stop; ++times) {
         parallel_for(4, 32, record);
         if (!record.each_ran(times) || record.faults() != 0) ++wrong;
       }
     });
   }
+  while (started < 3) std::this_thread::yield();
   for (int round = 0; round < 10; ++round) {
     const auto compute = [] {
       if (kThreadSanitizer) set_num_threads(1);
       Recorder record(4, 1000);
       parallel_for(4, 1000, record);
-      return record.each_once() && record.faults() == 0 && (kThreadSanitizer || two_workers_meet());
+      return record.each_once() && record.faults() == 0 && (kThreadSanitizer || workers_meet(4));
     };
     // _exit, because what the lost threads held would be reported as leaked.
     EXPECT_EQ(status_of_child(compute, &_exit), 0);
@@ -262,7 +271,7 @@ TEST_F(Threads, ForkWhileOtherThreadsRunJobs) {
   stop = true;
   for (std::thread& caller : callers) caller.join();
   EXPECT_EQ(wrong, 0);
-  EXPECT_TRUE(two_workers_meet());
+  EXPECT_TRUE(workers_meet(4));
 }
 
 /// Starts a thread for each task.
@@ -314,7 +323,7 @@ TEST_F(Threads, ThreadCountOfAnExecutor) {
   EXPECT_EQ(num_threads(), 3);
   set_executor(nullptr);
   EXPECT_EQ(num_threads(), 8);
-  EXPECT_TRUE(two_workers_meet());
+  EXPECT_TRUE(workers_meet(4));
   EXPECT_EQ(calls, 0);
 }
 
@@ -338,7 +347,7 @@ TEST_F(Threads, BadSettingsAreErrorsAndChangeNothing) {
   EXPECT_EQ(error_of([&] { set_executor(&no_tasks); }),
             "executor: concurrency is 0, expected at least 1");
   EXPECT_EQ(num_threads(), 4);
-  EXPECT_TRUE(two_workers_meet());
+  EXPECT_TRUE(workers_meet(4));
 }
 
 /// Sets a variable for the new process that a "threadsafe" death test starts, and restores it.
@@ -370,7 +379,7 @@ TEST(ThreadsEnvironment, NumThreads) {
   for (const char* value : {"3", "5"}) {
     const ChildEnvironment environment("ONCHIP_NUM_THREADS", value);
     const int expected = std::atoi(value);
-    EXPECT_EXIT(std::exit(num_threads() == expected && two_workers_meet() &&
+    EXPECT_EXIT(std::exit(num_threads() == expected && workers_meet(expected) &&
                                   pool_threads_of_process() == expected - 1
                               ? 0
                               : 1),

@@ -20,6 +20,7 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 
 #include "cpu/device.hpp"
@@ -63,6 +64,7 @@ struct Job {
   std::atomic<std::int32_t> active{0};  // pool threads inside
 };
 
+/// Yields as it spins: on a busy machine the thread waited for may need this very CPU.
 template <class Predicate>
 bool spin_until(Predicate predicate) {
   const auto end = std::chrono::steady_clock::now() + kSpin;
@@ -71,6 +73,7 @@ bool spin_until(Predicate predicate) {
       if (predicate()) return true;
       hwy::Pause();
     }
+    std::this_thread::yield();
   } while (std::chrono::steady_clock::now() < end);
   return false;
 }
