@@ -46,6 +46,11 @@ void check_pages(const host::Problem& p, const std::int32_t* block_table, std::i
   }
 }
 
+void check_used(const char* name, std::int64_t b, std::int64_t used, std::int64_t rows) {
+  if (used >= 0 && used <= rows) return;
+  reject(entry(name, b, used) + ", expected 0 to " + std::to_string(rows));
+}
+
 void check_extent(const char* what, std::int64_t length, std::int64_t extent, std::int64_t b) {
   if (extent == 1 || length <= extent) return;
   reject("bias: its " + std::string(what) + " axis has " + std::to_string(extent) + " entries, but sequence " +
@@ -66,12 +71,8 @@ void check_lengths(const host::Problem& p, const host::Operands& o) {
   if (!p.packed && !p.has_seqused_q && !p.has_seqused_k) return;
   for (std::int64_t b = 0; b < p.batch; ++b) {
     const host::Sequence s = host::sequence_at(p, o, b);
-    if (s.q_len < 0 || s.q_len > s.q_rows) {
-      reject(entry("seqused_q", b, s.q_len) + ", expected 0 to " + std::to_string(s.q_rows));
-    }
-    if (s.k_len < 0 || s.k_len > s.k_rows) {
-      reject(entry("seqused_k", b, s.k_len) + ", expected 0 to " + std::to_string(s.k_rows));
-    }
+    if (p.has_seqused_q) check_used("seqused_q", b, o.seqused_q[b * p.seqused_q], s.q_rows);
+    if (p.has_seqused_k) check_used("seqused_k", b, o.seqused_k[b * p.seqused_k], s.k_rows);
     if (p.paged) check_pages(p, o.block_table, b, s.k_len);
     if (p.bias_dtype == DType::none) continue;
     check_extent("query", s.q_len, p.bias_shape.row, b);

@@ -34,26 +34,35 @@ ONCHIP_HOST_DEVICE inline std::int64_t offset_of(const Strides& strides, std::in
   return batch * strides.batch + (start + row) * strides.row + head * strides.head;
 }
 
+/// Sequence b. Lengths that lead outside of the tensors are cut: a CPU call has refused them before,
+/// a GPU call must not follow them.
 ONCHIP_HOST_DEVICE inline Sequence sequence_at(const Problem& problem, const Operands& operands,
-                            std::int64_t b) {
-  Sequence s{.batch = b, .q_rows = problem.seqlen_q, .k_rows = problem.seqlen_k};
-  const auto stretch = [b](const std::int32_t* cu_seqlens, std::int64_t stride,
-                           std::int64_t& start, std::int64_t& rows) {
-    start = cu_seqlens[b * stride];
-    rows = cu_seqlens[(b + 1) * stride] - start;
+                                               std::int64_t b) {
+  Sequence s;
+  s.batch = b;
+  s.q_rows = problem.seqlen_q;
+  s.k_rows = problem.seqlen_k;
+  const auto cut = [](std::int64_t value, std::int64_t limit) {
+    return value < 0 ? 0 : value > limit ? limit : value;
   };
-  if (problem.packed) stretch(operands.cu_seqlens_q, problem.cu_seqlens_q, s.q_start, s.q_rows);
-  if (problem.has_cu_seqlens_k) {
-    stretch(operands.cu_seqlens_k, problem.cu_seqlens_k, s.k_start, s.k_rows);
+  if (problem.packed) {
+    s.q_start = cut(operands.cu_seqlens_q[b * problem.cu_seqlens_q], problem.total_q);
+    s.q_rows = cut(operands.cu_seqlens_q[(b + 1) * problem.cu_seqlens_q] - s.q_start,
+                   problem.total_q - s.q_start);
   }
-  s.q_len = problem.has_seqused_q ? operands.seqused_q[b * problem.seqused_q] : s.q_rows;
-  s.k_len = problem.has_seqused_k ? operands.seqused_k[b * problem.seqused_k] : s.k_rows;
+  if (problem.has_cu_seqlens_k) {
+    s.k_start = cut(operands.cu_seqlens_k[b * problem.cu_seqlens_k], problem.total_k);
+    s.k_rows = cut(operands.cu_seqlens_k[(b + 1) * problem.cu_seqlens_k] - s.k_start,
+                   problem.total_k - s.k_start);
+  }
+  s.q_len = problem.has_seqused_q ? cut(operands.seqused_q[b * problem.seqused_q], s.q_rows) : s.q_rows;
+  s.k_len = problem.has_seqused_k ? cut(operands.seqused_k[b * problem.seqused_k], s.k_rows) : s.k_rows;
   return s;
 }
 
-/// Contract, rule 4: -left <= j - (i + c) <= right with c = k_len - q_len.
-ONCHIP_HOST_DEVICE inline KeyRange visible_keys(const Problem& problem, const Sequence& s, std::int64_t i) {
-  if (i >= s.q_len) return {};
+/// Contract, rule 4: -left <= j - (i + c) <= right with c = k_len - q_len. lo and hi never fall as i
+/// grows; lo >= hi where the row sees nothing.
+ONCHIP_HOST_DEVICE inline KeyRange key_bounds(const Problem& problem, const Sequence& s, std::int64_t i) {
   const std::int64_t diagonal = i + s.k_len - s.q_len;
   const std::int64_t reach = s.q_len + s.k_len;  // a window this wide sees everything
   KeyRange range{0, s.k_len};
@@ -63,7 +72,13 @@ ONCHIP_HOST_DEVICE inline KeyRange visible_keys(const Problem& problem, const Se
   if (problem.window_right >= 0) {
     range.hi = std::min(s.k_len, diagonal + std::min(problem.window_right, reach) + 1);
   }
-  return range.empty() ? KeyRange{} : range;
+  return range;
+}
+
+/// The same, {} for a row that sees nothing or does not count.
+ONCHIP_HOST_DEVICE inline KeyRange visible_keys(const Problem& problem, const Sequence& s, std::int64_t i) {
+  const KeyRange range = key_bounds(problem, s, i);
+  return i >= s.q_len || range.empty() ? KeyRange{} : range;
 }
 
 ONCHIP_HOST_DEVICE inline KeyRange intersect(const KeyRange& a, const KeyRange& b) {
