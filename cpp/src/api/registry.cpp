@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// The backends of this build, by name: static initialisers would vanish from a static library.
+#include "cpu/backend.hpp"
+#include "host/backend.hpp"
+
+namespace onchip::host {
+
+const Backend& backend_for(DeviceType type) {
+  if (type == DeviceType::cpu) return cpu::cpu_backend();
+  throw Error(ErrorCode::unsupported,
+              "q: lies on a CUDA device, but this build has no CUDA backend; it computes on the CPU only");
+}
+
+}  // namespace onchip::host
