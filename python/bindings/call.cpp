@@ -222,11 +222,10 @@ void Call::run(const Tensor* workspace, std::uintptr_t stream) {
 /// (decode's k is k_cache), so must the message.
 void Call::rethrow(const Error& error) const {
   const std::string_view message = error.what();
-  const std::size_t colon = message.find(':');
+  const std::string_view name = message.substr(0, message.find_first_of(":[ "));
   for (const Given& given : given_) {
-    if (colon != std::string_view::npos && message.substr(0, colon) == given.field &&
-        given.tensor.name != given.field) {
-      throw Error(error.code(), given.tensor.name + std::string(message.substr(colon)));
+    if (name == given.field && given.tensor.name != given.field) {
+      throw Error(error.code(), given.tensor.name + std::string(message.substr(name.size())));
     }
   }
   throw error;

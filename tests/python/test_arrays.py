@@ -50,7 +50,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 def test_nothing_is_copied(kind: Kind, x: Array, seen: dict[str, int]) -> None:
     q, k, v = (kind.make(x * n) for n in (1, 2, 3))
     given: dict[str, Any] = {
-        "bias": kind.make(x[:1, :2, :, :6]),
+        "bias": kind.make(x[:1, :2, :1, :6]),
         "alibi_slopes": kind.make_stats(x[0, 0, :, 0]),
         "sinks": kind.make_stats(x[0, 0, :, 0]),
     }
@@ -244,7 +244,7 @@ def test_libraries_do_not_mix(x: Array) -> None:
 def test_small_operands_may_be_numpy(x: Array) -> None:
     torch = pytest.importorskip("torch")
     t = torch.from_numpy(x)
-    bias = x[:1, :2, :, :6]
+    bias = x[:1, :2, :1, :6]
     slopes = np.array([0.1, 0.2], np.float32)
     lengths = np.array([4, 6], np.int32)
     got = onchip.decode(t, t, t, seqlens_k=lengths, bias=bias, alibi_slopes=slopes, sinks=slopes)
