@@ -173,8 +173,20 @@ void Call::set(const char* name, const Tensor& tensor, bool write) {
     throw nb::value_error((tensor.name + ": is read-only, expected memory to write to").c_str());
   }
   check_dtype(tensor, field.role, attention_.q.dtype);
+  if (write) check_apart(tensor);
   attention_.*field.member = tensor.view;
   given_.push_back({field.name, tensor});
+}
+
+/// Catches out=q. Outputs between the elements of an input (slices of one array) are fine.
+void Call::check_apart(const Tensor& written) const {
+  if (written.view.data == nullptr) return;
+  for (const Given& given : given_) {
+    if (given.tensor.view.data != written.view.data) continue;
+    throw nb::value_error((written.name + ": shares memory with " + given.tensor.name +
+                           ", expected an array of its own")
+                              .c_str());
+  }
 }
 
 std::size_t Call::prepare() {

@@ -39,6 +39,7 @@ class Call {
     Tensor tensor;
   };
 
+  void check_apart(const Tensor& written) const;
   [[noreturn]] void rethrow(const Error& error) const;
 
   Pass pass_;

@@ -15,6 +15,14 @@ import onchip
 Array = np.ndarray[Any, Any]
 
 
+def export(array: Array, max_version: tuple[int, int] | None) -> Any:
+    """`array.__dlpack__`, also by a NumPy that knows no versions (before 2.1)."""
+    try:
+        return array.__dlpack__(max_version=max_version)
+    except TypeError:
+        return array.__dlpack__()
+
+
 class Producer:
     """An array of a library that onchip has never heard of: it has `__dlpack__` and no more."""
 
@@ -25,7 +33,7 @@ class Producer:
         self, *, stream: int | None = None, max_version: tuple[int, int] | None = None
     ) -> Any:
         assert stream is None, "host memory has no stream"
-        return self.array.__dlpack__(max_version=max_version)
+        return export(self.array, max_version)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.array.__dlpack_device__()

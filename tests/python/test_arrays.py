@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import onchip
-from kinds import KINDS, Array, Kind, Producer
+from kinds import KINDS, Array, Kind, Producer, export
 from onchip import _arrays, _core, _stream
 
 SHAPE = (2, 6, 2, 8)
@@ -124,6 +124,19 @@ def test_strides(index: int, x: Array) -> None:
         operands = [x, x, x]
         operands[position] = view
         np.testing.assert_array_equal(onchip.attention(*operands, causal=True), expected, name)
+
+
+def test_results_have_memory_of_their_own(x: Array) -> None:
+    before = x.tobytes()
+    for operands in ((x, x * 2, x), (x * 2, x, x * 3)):
+        with pytest.raises(ValueError, match=r"out: shares memory with [qk]\b"):
+            onchip.attention(*operands, out=x)
+    assert x.tobytes() == before
+    # Beside each other in one array is fine.
+    packed = np.stack([x, x, x, x], axis=2)
+    q, k, v, out = (packed[:, :, n] for n in range(4))
+    onchip.attention(q, k, v, out=out)
+    np.testing.assert_array_equal(out, onchip.attention(x, x, x))
 
 
 def test_broadcast_inputs(x: Array) -> None:
@@ -316,7 +329,7 @@ class OnDevice(Producer):
         self, *, stream: int | None = None, max_version: tuple[int, int] | None = None
     ) -> Any:
         self.streams.append(stream)
-        return self.array.__dlpack__(max_version=max_version)
+        return export(self.array, max_version)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.device, 0
