@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -362,8 +365,48 @@ class FakeCuda:
 def test_torch_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     for handle, expected in ((0, 1), (12345, 12345)):
         fake = FakeCuda(handle)
-        monkeypatch.setitem(__import__("sys").modules, "torch", fake)
+        monkeypatch.setitem(sys.modules, "torch", fake)
         assert _stream.torch_stream(fake) == expected
+
+
+class FakeCupy(Producer):
+    """A CuPy array, as far as onchip looks at it, whose memory is the host's."""
+
+    handshakes: ClassVar[list[int | None]] = []
+
+    def __init__(self, array: Array) -> None:
+        super().__init__(array)
+        self.device = contextlib.nullcontext()
+
+    @property
+    def dtype(self) -> Any:
+        return self.array.dtype
+
+    def view(self, dtype: str) -> FakeCupy:
+        return FakeCupy(self.array.view(dtype))
+
+    def __dlpack__(self, *, stream: int | None = None) -> Any:  # type: ignore[override]
+        self.handshakes.append(stream)
+        return self.array.__dlpack__()
+
+
+@pytest.mark.parametrize("handle", [0, 77])
+@pytest.mark.parametrize("name", ["numpy-float32", "numpy-bfloat16"])
+def test_cupy(monkeypatch: pytest.MonkeyPatch, x: Array, name: str, handle: int) -> None:
+    stream = SimpleNamespace(ptr=handle)
+    fake = SimpleNamespace(
+        cuda=SimpleNamespace(get_current_stream=lambda: stream),
+        empty=lambda shape, dtype: FakeCupy(np.empty(shape, dtype)),
+    )
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    monkeypatch.setattr(FakeCupy, "__module__", "cupy")
+    FakeCupy.handshakes.clear()
+    q = KINDS[name]().make(x)
+    got = onchip.attention(FakeCupy(q), FakeCupy(q), FakeCupy(q))
+    assert isinstance(got, FakeCupy)
+    assert got.array.dtype == q.dtype
+    np.testing.assert_array_equal(got.array, onchip.attention(q, q, q))
+    assert set(FakeCupy.handshakes) == {handle or _stream.LEGACY}
 
 
 def test_capsule_that_was_consumed(x: Array) -> None:
