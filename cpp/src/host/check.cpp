@@ -19,6 +19,12 @@ std::string device_text(const Device& device) {
   return device.type == DeviceType::cpu ? "the CPU" : "CUDA device " + std::to_string(device.index);
 }
 
+/// Whether there are no elements, whose strides then mean nothing (libraries write what they like).
+bool empty(const TensorView& view) {
+  const auto end = view.shape.begin() + view.ndim;
+  return std::find(view.shape.begin(), end, 0) != end;
+}
+
 }  // namespace
 
 std::string shape_text(const TensorView& view) {
@@ -54,12 +60,13 @@ void check_device(const char* name, const TensorView& view, const Device& expect
 
 void check_last_stride(const char* name, const TensorView& view) {
   const auto last = static_cast<std::size_t>(view.ndim - 1);
-  if (view.shape[last] <= 1 || view.stride[last] == 1) return;
+  if (view.shape[last] <= 1 || view.stride[last] == 1 || empty(view)) return;
   reject(name, "stride of the last axis is " + std::to_string(view.stride[last]) +
                    ", expected 1 (other axes may have any stride)");
 }
 
 void check_writable(const char* name, const TensorView& view) {
+  if (empty(view)) return;
   for (std::size_t axis = 0; axis < static_cast<std::size_t>(view.ndim); ++axis) {
     if (view.shape[axis] > 1 && view.stride[axis] == 0) {
       reject(name, "stride of axis " + std::to_string(axis) +
@@ -69,10 +76,7 @@ void check_writable(const char* name, const TensorView& view) {
 }
 
 void check_memory(const char* name, const TensorView& view) {
-  if (!view.given() || view.data != nullptr) return;
-  for (std::int32_t axis = 0; axis < view.ndim; ++axis) {
-    if (view.shape[static_cast<std::size_t>(axis)] == 0) return;
-  }
+  if (!view.given() || view.data != nullptr || empty(view)) return;
   reject(name, "data is null, expected memory for shape " + shape_text(view));
 }
 
