@@ -140,6 +140,24 @@ def test_out_is_written_and_returned(rng: np.random.Generator) -> None:
     assert (wide[:, :, [0, 3]] == -7).all()
 
 
+@pytest.mark.parametrize(("batch", "rows", "keys"), [(0, 3, 4), (2, 0, 4), (2, 3, 0), (0, 0, 0)])
+def test_nothing_to_attend(kind: Kind, batch: int, rows: int, keys: int) -> None:
+    q, k, v = (
+        kind.make(np.ones(shape, np.float32))
+        for shape in ((batch, rows, HQ, D), (batch, keys, HKV, D), (batch, keys, HKV, DV))
+    )
+    dout = kind.make(np.ones((batch, rows, HQ, DV), np.float32))
+    out, lse = onchip.attention(q, k, v, return_lse=True)
+    is_result(kind, out, kind.dtype, (batch, rows, HQ, DV))
+    is_result(kind, lse, stats_dtype(kind), (batch, HQ, rows))
+    assert (kind.back(out) == 0).all()
+    assert (kind.back(lse) == -np.inf).all()
+    gradients = onchip.attention_backward(dout, q, k, v, out, lse)
+    for gradient, given in zip(gradients, (q, k, v), strict=True):
+        is_result(kind, gradient, kind.dtype, values(kind, given).shape)
+        assert (kind.back(gradient) == 0).all()
+
+
 # ---------------------------------------------------------------- variable length
 
 
