@@ -268,7 +268,9 @@ std::vector<Tensor> split(const Tensor& stacked) {
   return parts;
 }
 
-void bind_tensor(nb::module_& m) {
+namespace {
+
+void bind_buffer(nb::module_& m) {
   nb::class_<Buffer>(m, "Buffer",
                      "Memory of the library's own, given to callers whose arrays bring no way to "
                      "allocate one:\nany framework's from_dlpack takes it without a copy.")
@@ -289,7 +291,12 @@ void bind_tensor(nb::module_& m) {
           },
           nb::arg("kwargs"))
       .def("__dlpack_device__", [](const Buffer&) { return nb::make_tuple(int{dlpack::kCpu}, 0); });
+}
 
+}  // namespace
+
+void bind_tensor(nb::module_& m) {
+  bind_buffer(m);
   nb::class_<Tensor>(m, "Tensor", "One argument of a call: a view of the caller's memory.")
       .def(
           "__init__",
