@@ -232,9 +232,9 @@ std::vector<std::uint64_t> lse_bits(const TensorView& lse, Index b, Index batch)
   return own;
 }
 
-class Invariance : public ::testing::TestWithParam<DType> {};
+class ByType : public ::testing::TestWithParam<DType> {};
 
-TEST_P(Invariance, ForwardBitsDependOnTheSequenceAlone) {
+TEST_P(ByType, ForwardBitsDependOnTheSequenceAlone) {
   for (const Index rows : {Index{1}, Index{37}, Index{150}}) {
     for (const bool causal : {false, true}) {
       onchip::Options options;
@@ -264,7 +264,7 @@ TEST_P(Invariance, ForwardBitsDependOnTheSequenceAlone) {
   }
 }
 
-TEST_P(Invariance, BackwardBitsDoNotDependOnTheBatchPosition) {
+TEST_P(ByType, BackwardBitsDoNotDependOnTheBatchPosition) {
   const auto crowd = assemble({GetParam(), false, {1, 5, 2, 5, 5}, 60, 130}, {});
   crowd->forward();
   crowd->backward();
@@ -274,9 +274,6 @@ TEST_P(Invariance, BackwardBitsDoNotDependOnTheBatchPosition) {
     EXPECT_NE(sequence_bits(view, 0, 5), sequence_bits(view, 1, 5));
   }
 }
-
-INSTANTIATE_TEST_SUITE_P(Attention, Invariance, ::testing::ValuesIn(kTypes),
-                         [](const auto& info) { return onchip::name_of(info.param); });
 
 TEST(Attention, OnePlanServesManyThreads) {
   Rng rng(3);
@@ -290,12 +287,9 @@ TEST(Attention, OnePlanServesManyThreads) {
   std::vector<std::thread> threads;
   for (auto& problem : problems) {
     threads.emplace_back([&plan, &problem] {
-      std::vector<std::byte> workspace(plan.workspace_bytes() + 256);
-      void* aligned = workspace.data();
-      std::size_t space = workspace.size();
-      std::align(256, plan.workspace_bytes(), aligned, space);
+      const fixture::Workspace workspace(plan.workspace_bytes());
       for (int round = 0; round < 5; ++round) {
-        onchip::forward(plan, problem->attention, aligned, plan.workspace_bytes(), {});
+        onchip::forward(plan, problem->attention, workspace.data(), workspace.size(), {});
       }
     });
   }
@@ -311,7 +305,7 @@ TEST(Attention, OnePlanServesManyThreads) {
 // ---------------------------------------------------------------- merge_states and dropout_mask
 
 /// Parts of the keys, joined, are the whole; one part sees nothing and holds NaN.
-TEST_P(Invariance, MergedPartsAreTheWhole) {
+TEST_P(ByType, MergedPartsAreTheWhole) {
   Rng rng(11);
   for (const bool packed : {false, true}) {
     Problem whole;
@@ -347,12 +341,7 @@ TEST_P(Invariance, MergedPartsAreTheWhole) {
           whole.statistics(),
           packed ? std::vector<Index>{6, tokens} : std::vector<Index>{1, 6, tokens},
           Layout::written, rng);
-      const onchip::Plan plan = onchip::plan(part, onchip::Pass::forward);
-      std::vector<std::byte> workspace(plan.workspace_bytes() + 256);
-      void* aligned = workspace.data();
-      std::size_t space = workspace.size();
-      std::align(256, plan.workspace_bytes(), aligned, space);
-      onchip::forward(plan, part, aligned, plan.workspace_bytes(), {});
+      fixture::call(part, onchip::Pass::forward);
       if (lo == hi) fixture::set_where(part.out, [](auto) { return true; }, std::nan(""));
       outs.push_back(part.out);
       lses.push_back(part.lse);
@@ -366,6 +355,9 @@ TEST_P(Invariance, MergedPartsAreTheWhole) {
     for (double value : whole.results().lse.values) ASSERT_EQ(value, -INFINITY);
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Attention, ByType, ::testing::ValuesIn(kTypes),
+                         [](const auto& info) { return onchip::name_of(info.param); });
 
 TEST(Attention, DropoutMaskFollowsItsCoordinates) {
   Rng rng(17);

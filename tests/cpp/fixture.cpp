@@ -166,31 +166,42 @@ void Problem::add_results(bool backward, Layout layout, Rng& rng) {
   if (a.sinks.given()) a.dsinks = add_output(statistics(), shape_of(a.sinks), layout, rng);
 }
 
-void Problem::run(Pass pass) {
-  const onchip::Attention& a = attention;
-  for (const auto& output : outputs_) {
-    const bool result = output->view().data == a.out.data || output->view().data == a.lse.data;
-    if (result == (pass == Pass::forward)) output->poison();
-  }
-  const onchip::Plan plan = onchip::plan(a, pass);
-  const std::size_t bytes = plan.workspace_bytes();
-  std::vector<std::byte> memory(bytes + 2 * kGuard, std::byte{0xFF});
-  void* aligned = memory.data();
-  std::size_t space = memory.size();
-  std::align(kGuard, bytes, aligned, space);
-  if (pass == Pass::forward) {
-    onchip::forward(plan, a, aligned, bytes, {});
-  } else {
-    onchip::backward(plan, a, aligned, bytes, {});
-  }
-  for (const std::byte* p = static_cast<std::byte*>(aligned) + bytes;
-       p < memory.data() + memory.size(); ++p) {
-    ASSERT_EQ(*p, std::byte{0xFF}) << "written behind the workspace";
-  }
+Workspace::Workspace(std::size_t bytes)
+    : memory_(bytes + 3 * kGuard, std::byte{0xFF}), bytes_(bytes) {
+  data_ = memory_.data() + kGuard;
+  std::size_t space = bytes + kGuard;
+  std::align(kGuard, bytes, data_, space);
 }
 
-void Problem::forward() { run(Pass::forward); }
-void Problem::backward() { run(Pass::backward); }
+bool Workspace::guards_intact() const {
+  const auto* begin = static_cast<const std::byte*>(data_);
+  const auto untouched = [](std::byte x) { return x == std::byte{0xFF}; };
+  return std::all_of(memory_.data(), begin, untouched) &&
+         std::all_of(begin + bytes_, memory_.data() + memory_.size(), untouched);
+}
+
+void call(const onchip::Attention& attention, Pass pass) {
+  const onchip::Plan plan = onchip::plan(attention, pass);
+  const Workspace workspace(plan.workspace_bytes());
+  (pass == Pass::forward ? onchip::forward : onchip::backward)(plan, attention, workspace.data(),
+                                                               workspace.size(), {});
+  EXPECT_TRUE(workspace.guards_intact()) << "written beside the workspace";
+}
+
+void Problem::run_with(Call* front, Pass pass) {
+  for (const auto& output : outputs_) {
+    const void* data = output->view().data;
+    const bool of_forward = data == attention.out.data || data == attention.lse.data;
+    if (of_forward == (pass == Pass::forward)) output->poison();
+  }
+  front(attention, pass);
+}
+
+bool Problem::guards_intact() const {
+  const auto intact = [](const auto& buffer) { return buffer->guards_intact(); };
+  return std::all_of(inputs_.begin(), inputs_.end(), intact) &&
+         std::all_of(outputs_.begin(), outputs_.end(), intact);
+}
 
 oracle::Results Problem::results() const {
   const onchip::Attention& a = attention;
@@ -205,8 +216,7 @@ oracle::Results Problem::results() const {
 
 void Problem::expect_right(bool backward, const std::string& name) const {
   SCOPED_TRACE(name + " " + describe(attention));
-  for (const auto& buffer : outputs_) EXPECT_TRUE(buffer->guards_intact());
-  for (const auto& buffer : inputs_) EXPECT_TRUE(buffer->guards_intact());
+  EXPECT_TRUE(guards_intact()) << "written where nothing may be written";
   const DType dtype = attention.q.dtype;
   const Pass pass = backward ? Pass::backward : Pass::forward;
   const oracle::Results exact = oracle::attention(attention, pass);

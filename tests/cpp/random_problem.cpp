@@ -15,8 +15,6 @@ using onchip::TensorView;
 using Index = std::int64_t;
 using Shape = std::vector<Index>;
 
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-
 /// Extents of a problem, before there is memory.
 struct Extents {
   Index batch = 0, heads_kv = 0, group = 0, dim = 0, dim_v = 0;
@@ -222,7 +220,7 @@ class Builder {
     }
   }
 
-  /// NaN wherever the contract says that memory is not looked at.
+  /// `poison` wherever the contract says that memory is not looked at.
   void poison_unused() {
     if (layout_ == Layout::read) return;  // broadcast elements are used elsewhere too
     poison_rows(a().q, false, false);
@@ -248,7 +246,7 @@ class Builder {
         if (token >= start[b] && token < start[b] + used[b]) return false;
       }
       return true;
-    }, kNan);
+    }, spec_.poison);
   }
 
   void poison_pages() {
@@ -262,8 +260,8 @@ class Builder {
       }
     }
     const auto unused = [&](std::span<const Index> at) { return !needed.contains({at[0], at[1]}); };
-    set_where(a().k, unused, kNan);
-    set_where(a().v, unused, kNan);
+    set_where(a().k, unused, spec_.poison);
+    set_where(a().v, unused, spec_.poison);
   }
 
   void poison_bias() {
@@ -282,7 +280,7 @@ class Builder {
     }
     set_where(a().bias, [&](std::span<const Index> at) {
       return !needed.contains({at[0], at[1], at[2], at[3]});
-    }, kNan);
+    }, spec_.poison);
   }
 
   Spec spec_;
