@@ -201,20 +201,10 @@ def demo(
     with library_errors():
         q, k, v = (x.astype(numpy_dtype(dtype)) for x in (problem.q, problem.k, problem.v))
         _warm_up()
-        long_result = weigh_long_sequence(full) if long else None
-        first = onchip.attention(q, k, v, causal=True)
-        loss, gradient = loss_gradient(problem, first)
+        heavy = weigh_long_sequence(full) if long else None
+        loss, gradient = loss_gradient(problem, onchip.attention(q, k, v, causal=True))
         dout = gradient.astype(q.dtype)
         ours = run_onchip(q, k, v, dout, repeats)
-        planned = memory.planned_memory(
-            batch=1,
-            seqlen=seqlen,
-            heads=heads,
-            heads_kv=heads_kv,
-            dim=dim,
-            dtype=dtype,
-            causal=True,
-        )
     naive = run_unfused(q, k, v, dout)
     rows = error_rows(run_float64(q, k, v, dout), ours.results, naive.results)
     out.print(
@@ -223,10 +213,10 @@ def demo(
         f"character ({loss:.3f} nats, untrained)."
     )
     out.print(_error_table(rows))
-    out.print(_cost_table(ours, naive, planned))
-    passed = all(ours_error <= bound for _, ours_error, _, bound in rows)
-    if long_result is not None:
-        passed &= _print_long(long_result)
+    out.print(_cost_table(ours, naive, memory.planned_memory(q.shape, k.shape, dtype, causal=True)))
+    passed = all(error <= bound for _, error, _, bound in rows)
+    if heavy is not None:
+        passed &= _print_long(heavy)
     took = format_seconds(time.perf_counter() - started)
     out.print(f"{verdict(passed)}: attention, forward and backward, against float64, in {took}")
     if not passed:

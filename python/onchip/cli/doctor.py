@@ -90,7 +90,7 @@ def gpu_findings(
 
 def framework_findings(frameworks: list[probes.Framework], gpus: list[probes.Gpu]) -> list[Finding]:
     findings = []
-    by_name = {framework.name: framework for framework in frameworks}
+    versions = {framework.name: framework.version for framework in frameworks}
     for framework in frameworks:
         if framework.error:
             findings.append(Finding("problem", framework.name, framework.error))
@@ -103,7 +103,7 @@ def framework_findings(frameworks: list[probes.Framework], gpus: list[probes.Gpu
                     "another driver",
                 )
             )
-    if by_name["numpy"].version and not by_name["ml_dtypes"].version:
+    if versions.get("numpy") and not versions.get("ml_dtypes"):
         findings.append(
             Finding("note", "ml_dtypes", "not installed: NumPy has no bfloat16 without it")
         )

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory beyond the inputs: what a plan and its outputs take, and what the process really took."""
 
+import math
 import re
 import threading
 import time
@@ -27,9 +28,9 @@ class Memory:
 
 
 def planned_memory(
-    *, batch: int, seqlen: int, heads: int, heads_kv: int, dim: int, dtype: str, **options: Any
+    q_shape: tuple[int, ...], k_shape: tuple[int, ...], dtype: str, **options: Any
 ) -> Memory:
-    q_shape, k_shape = (batch, seqlen, heads, dim), (batch, seqlen, heads_kv, dim)
+    """Of (B, S, H, D) and (B, S, Hkv, D); `options` are those of `onchip.plan`."""
     workspace = max(
         onchip.plan(
             q_shape, k_shape, dtype=dtype, backward=backward, return_lse=True, **options
@@ -38,10 +39,10 @@ def planned_memory(
     )
     size = 2 if dtype in ("float16", "bfloat16") else np.dtype(dtype).itemsize
     stats = 8 if dtype == "float64" else 4
-    rows = batch * seqlen
-    queries, keys = rows * heads * dim * size, rows * heads_kv * dim * size
-    outputs = 2 * queries + 2 * keys + rows * heads * stats
-    scores = 4 * batch * heads * seqlen**2
+    queries, keys = math.prod(q_shape) * size, math.prod(k_shape) * size
+    batch, seqlen, heads, _ = q_shape
+    outputs = 2 * queries + 2 * keys + batch * heads * seqlen * stats
+    scores = 4 * batch * heads * seqlen * k_shape[1]
     return Memory(workspace, outputs, scores, (workspace + outputs) / scores)
 
 
@@ -51,9 +52,8 @@ LONG_DIM = 64
 
 def long_sequence_memory(**options: Any) -> Memory:
     """The memory bar's shape: one head, s = 32768, d = 64, float32."""
-    return planned_memory(
-        batch=1, seqlen=LONG_SEQLEN, heads=1, heads_kv=1, dim=LONG_DIM, dtype="float32", **options
-    )
+    shape = (1, LONG_SEQLEN, 1, LONG_DIM)
+    return planned_memory(shape, shape, "float32", **options)
 
 
 def _resident_bytes() -> int | None:

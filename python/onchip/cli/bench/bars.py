@@ -23,6 +23,7 @@ MIN_GEMM_SHARE = 0.6
 MAX_MEMORY_SHARE = 0.02
 PROTOCOL = {"threads": 2, "isa": "avx2", "batch": 1, "heads": 8, "seqlen": 2048}
 PROTOCOL_DIMS = (64, 128)
+PROTOCOL_TORCH = "2.13"
 
 
 @dataclass(frozen=True)
@@ -110,12 +111,16 @@ def _protocol_bar(document: dict[str, Any]) -> Bar:
         if values != {PROTOCOL[name]}
     }
     wanted_cells = len(MIN_GEOMEAN) * len(PROTOCOL_DIMS) * 2
+    torch = document["providers"].get(PEER, {}).get("version", "missing")
+    if not torch.startswith(PROTOCOL_TORCH + "."):
+        wrong["torch"] = torch
     complete = [cell for cell in cells if speedup(cell, PEER) is not None]
     if len(complete) < wanted_cells:
         wrong["cells"] = f"{len(complete)} of {wanted_cells}"
     return Bar(
         "protocol",
-        ", ".join(f"{name} {value}" for name, value in PROTOCOL.items()),
+        ", ".join(f"{name} {value}" for name, value in PROTOCOL.items())
+        + f", torch {PROTOCOL_TORCH}, every cell",
         ", ".join(f"{name} {value}" for name, value in wrong.items()) or "as wanted",
         not wrong,
     )

@@ -34,8 +34,13 @@ class Cell:
 
     @property
     def label(self) -> str:
-        mask = "causal" if self.causal else "full"
-        return f"{self.direction} {self.dtype} d={self.dim} {mask}"
+        return self.label_of(self.as_dict())
+
+    @staticmethod
+    def label_of(record: dict[str, Any]) -> str:
+        """The label of a cell or of its record."""
+        mask = "causal" if record["causal"] else "full"
+        return f"{record['direction']} {record['dtype']} d={record['dim']} {mask}"
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

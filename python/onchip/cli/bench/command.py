@@ -2,6 +2,7 @@
 """`onchip bench`."""
 
 import datetime
+import importlib.util
 import json
 import re
 import time
@@ -13,8 +14,8 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from onchip.cli._console import EXIT_FAILED, console, fail
-from onchip.cli.bench import bars, environment, report
-from onchip.cli.bench.cells import DTYPES, PASSES, grid
+from onchip.cli.bench import bars, environment, plot, report
+from onchip.cli.bench.cells import DTYPES, PASSES, Cell, grid
 from onchip.cli.bench.providers import PROVIDERS
 from onchip.cli.bench.runner import WorkerError, run_worker
 from onchip.cli.bench.worker import Spec
@@ -28,36 +29,49 @@ def _choices(name: str, values: list[str], known: tuple[str, ...]) -> list[str]:
     return [value for value in known if value in values] or list(known)
 
 
+Dims = Annotated[list[int] | None, typer.Option("--dim", min=1, help="Default: 64 and 128.")]
+Dtypes = Annotated[list[str] | None, typer.Option("--dtype", help=", ".join(DTYPES))]
+Passes = Annotated[list[str] | None, typer.Option("--pass", help=", ".join(PASSES))]
+Providers = Annotated[list[str] | None, typer.Option("--provider", help=", ".join(PROVIDERS))]
+Seqlen = Annotated[int | None, typer.Option(min=1, help="Default: 2048, or 512 if quick.")]
+Count = Annotated[int, typer.Option(min=1)]
+Threads = Annotated[int, typer.Option(min=1, help="For every provider.")]
+Isa = Annotated[str, typer.Option(help="avx2 holds every provider to AVX2; native to nothing.")]
+Rounds = Annotated[int, typer.Option(min=1, help="Samples of each provider.")]
+CellSeconds = Annotated[
+    float, typer.Option(help="No new round of a cell after this, from the fourth on.")
+]
+Quick = Annotated[bool, typer.Option("--quick", help="Short sequences, few rounds.")]
+Check = Annotated[
+    bool, typer.Option("--check", help="Judge the bars; exit code 1 unless all pass.")
+]
+JsonPath = Annotated[
+    Path | None,
+    typer.Option("--json", help="Default for the whole grid: benchmarks/results/ of a checkout."),
+]
+PlotPath = Annotated[Path | None, typer.Option("--plot", help="A .png file to draw into.")]
+
+
 def bench(
-    dims: Annotated[list[int] | None, typer.Option("--dim", help="Head dims.")] = None,
-    dtypes: Annotated[list[str] | None, typer.Option("--dtype", help=", ".join(DTYPES))] = None,
-    directions: Annotated[
-        list[str] | None, typer.Option("--pass", help=" and ".join(PASSES))
-    ] = None,
-    providers: Annotated[
-        list[str] | None, typer.Option("--provider", help=", ".join(PROVIDERS))
-    ] = None,
-    seqlen: Annotated[int | None, typer.Option(min=1, help="Default 2048; 512 if quick.")] = None,
-    heads: Annotated[int, typer.Option(min=1)] = 8,
-    batch: Annotated[int, typer.Option(min=1)] = 1,
-    threads: Annotated[int, typer.Option(min=1, help="For every provider.")] = 2,
-    isa: Annotated[
-        str, typer.Option(help="avx2 holds every provider to AVX2; native to nothing.")
-    ] = "native",
-    rounds: Annotated[int, typer.Option(min=1, help="Samples of each provider.")] = 7,
-    cell_seconds: Annotated[
-        float, typer.Option(help="Starts no new round of a cell after this, from the third on.")
-    ] = 30.0,
-    quick: Annotated[bool, typer.Option("--quick", help="Short sequences, few rounds.")] = False,
-    check: Annotated[
-        bool, typer.Option("--check", help="Judges the bars; exit code 1 unless all pass.")
-    ] = False,
-    json_path: Annotated[
-        Path | None, typer.Option("--json", help="Default: benchmarks/results/ of a checkout.")
-    ] = None,
-    plot_path: Annotated[Path | None, typer.Option("--plot", help="Writes a PNG.")] = None,
+    dims: Dims = None,
+    dtypes: Dtypes = None,
+    directions: Passes = None,
+    providers: Providers = None,
+    seqlen: Seqlen = None,
+    heads: Count = 8,
+    batch: Count = 1,
+    threads: Threads = 2,
+    isa: Isa = "native",
+    rounds: Rounds = 7,
+    cell_seconds: CellSeconds = 30.0,
+    quick: Quick = False,
+    check: Check = False,
+    json_path: JsonPath = None,
+    plot_path: PlotPath = None,
 ) -> None:
     """Measures onchip beside torch and NumPy, turn about, on the same tensors in one run."""
+    if plot_path is not None and plot_path.suffix != ".png":
+        fail(f"--plot: {plot_path} does not end in .png")
     if isa not in environment.ISA_VARIABLES:
         fail(f"--isa: {isa} is not one of {', '.join(environment.ISA_VARIABLES)}")
     cells = grid(
@@ -78,20 +92,20 @@ def bench(
         sample_seconds=0.005 if quick else 0.05,
         gemm_size=512 if quick else 2048,
     )
+    path = json_path or (None if quick else _default_path(spec, isa))
+    _check_outputs(path, plot_path)
     document = _measure(spec, isa)
-    out = console()
-    report.print_facts(out, document)
-    out.print(report.cells_table(document))
-    out.print(report.summary_table(document["summary"]))
     judged = bars.evaluate(document)
     document["bars"] = [asdict(bar) for bar in judged]
-    if check:
-        out.print(report.bars_table(judged))
-    _write(document, None if quick and json_path is None else json_path or _default_path(document))
+    _show(document, judged if check else [])
+    if path is not None:
+        path.write_text(json.dumps(document, indent=1) + "\n")
+        console().print(f"wrote {path}", soft_wrap=True)
     if plot_path is not None:
-        _plot(document, plot_path)
+        plot.save_plot(document, plot_path)
+        console().print(f"wrote {plot_path}", soft_wrap=True)
     wrong = [
-        f"{cell['direction']} {cell['dtype']} d={cell['dim']}"
+        Cell.label_of(cell)
         for cell in document["cells"]
         if not all(result["right"] for result in cell["results"].values())
     ]
@@ -99,6 +113,27 @@ def bench(
         fail("results differ from the unfused computation: " + ", ".join(wrong), EXIT_FAILED)
     if check and not all(bar.passed for bar in judged):
         raise typer.Exit(EXIT_FAILED)
+
+
+def _check_outputs(*paths: Path | None) -> None:
+    """Finds out before the measurement what would keep its results from being written."""
+    for path in paths:
+        if path is None:
+            continue
+        if not path.parent.is_dir():
+            fail(f"{path}: there is no folder {path.parent}")
+        if path.suffix == ".png" and importlib.util.find_spec("matplotlib") is None:
+            fail("--plot needs matplotlib: pip install matplotlib")
+
+
+def _show(document: dict[str, Any], judged: list[bars.Bar]) -> None:
+    out = console()
+    report.print_facts(out, document)
+    out.print(report.cells_table(document))
+    if document["summary"]:
+        out.print(report.summary_table(document["summary"]))
+    if judged:
+        out.print(report.bars_table(judged))
 
 
 def _measure(spec: Spec, isa: str) -> dict[str, Any]:
@@ -139,27 +174,13 @@ def _measure(spec: Spec, isa: str) -> dict[str, Any]:
     return document
 
 
-def _default_path(document: dict[str, Any]) -> Path | None:
+def _default_path(spec: Spec, isa: str) -> Path | None:
+    """Where the results of the whole grid are kept in a checkout; other runs are not kept."""
     root = environment.repository_root(Path.cwd())
-    if root is None:
+    whole = set(spec.providers) == set(PROVIDERS) and spec.cells == grid(
+        PASSES, DTYPES, bars.PROTOCOL_DIMS, seqlen=2048, heads=8, batch=1
+    )
+    if root is None or not whole:
         return None
-    cpu = re.sub(r"[^a-z0-9]+", "-", document["machine"]["cpu"].lower()).strip("-")
-    name = f"cpu-{cpu}-{document['isa']}-{document['threads']}t.json"
-    return root / "benchmarks" / "results" / name
-
-
-def _write(document: dict[str, Any], path: Path | None) -> None:
-    if path is None:
-        return
-    path.write_text(json.dumps(document, indent=1) + "\n")
-    console().print(f"wrote {path}", soft_wrap=True)
-
-
-def _plot(document: dict[str, Any], path: Path) -> None:
-    try:
-        from onchip.cli.bench.plot import save_plot
-
-        save_plot(document, path)
-    except ModuleNotFoundError as error:
-        fail(f"--plot needs {error.name}: pip install {error.name}")
-    console().print(f"wrote {path}", soft_wrap=True)
+    cpu = re.sub(r"[^a-z0-9]+", "-", environment.cpu_model().lower()).strip("-")
+    return root / "benchmarks" / "results" / f"cpu-{cpu}-{isa}-{spec.threads}t.json"

@@ -51,7 +51,7 @@ def machine_facts() -> dict[str, Any]:
         "cpu": cpu_model(),
         "usable_cpus": usable_cpus(),
         "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-        "system": platform.platform(),
+        "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
     }
 

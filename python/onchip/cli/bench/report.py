@@ -9,26 +9,26 @@ from rich.table import Table
 
 from onchip.cli._console import verdict
 from onchip.cli.bench.bars import Bar, gemm_share, speedup
+from onchip.cli.bench.cells import Cell
 
 
 def _timing(result: dict[str, Any] | None) -> str:
-    """Median and, in brackets, the least and greatest, in milliseconds."""
+    """Median in milliseconds, and half of the range as a part of it."""
     if result is None:
         return "-"
-    median, least, most = (
-        result[key] * 1e3 for key in ("median_seconds", "min_seconds", "max_seconds")
-    )
-    text = f"{median:.1f} [dim]({least:.1f}-{most:.1f})[/]"
+    median = result["median_seconds"]
+    spread = (result["max_seconds"] - result["min_seconds"]) / 2 / median
+    text = f"{median * 1e3:.1f} [dim]±{spread:>3.0%}[/]"
     return text if result["right"] else f"{text} [bold red]wrong[/]"
 
 
 def cells_table(document: dict[str, Any]) -> Table:
     names = list(document["providers"])
     peers = [name for name in names if name != "onchip"]
-    table = Table(title="Milliseconds: median (least-greatest)")
-    table.add_column("cell")
+    table = Table(title="Milliseconds: median ± half of the range")
+    table.add_column("cell", no_wrap=True)
     for name in names:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("GFLOP/s", justify="right")
     for name in peers:
         table.add_column(f"over {name}", justify="right")
@@ -42,9 +42,8 @@ def cells_table(document: dict[str, Any]) -> Table:
         results = cell["results"]
         share = gemm_share(cell)
         ratios = [speedup(cell, name) for name in peers]
-        mask = "causal" if cell["causal"] else "full"
         table.add_row(
-            f"{cell['direction']} {cell['dtype']} d={cell['dim']} {mask}",
+            Cell.label_of(cell),
             *(_timing(results.get(name)) for name in names),
             f"{results['onchip']['gflops']:.0f}" if "onchip" in results else "-",
             *(f"{ratio:.2f}x" if ratio else "-" for ratio in ratios),

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
+import ctypes
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -7,6 +10,28 @@ import numpy as np
 from onchip.cli import unfused
 from onchip.cli.bench.cells import Array, Cell, Tensors
 from onchip.cli.bench.providers.base import Provider
+
+_CORE_NAMES = (
+    "scipy_openblas_get_corename64_",
+    "scipy_openblas_get_corename",
+    "openblas_get_corename64_",
+    "openblas_get_corename",
+)
+
+
+def openblas_core() -> str | None:
+    """The kernels that NumPy's OpenBLAS chose, such as "Haswell"; None with another BLAS."""
+    np.dot(np.ones((2, 2)), np.ones((2, 2)))
+    maps = Path("/proc/self/maps")
+    loaded = set(re.findall(r"/\S*openblas\S*", maps.read_text())) if maps.is_file() else set()
+    for path in loaded:
+        library = ctypes.CDLL(path)
+        for name in _CORE_NAMES:
+            if hasattr(library, name):
+                function = getattr(library, name)
+                function.restype = ctypes.c_char_p
+                return str(function().decode())
+    return None
 
 
 class NumpyUnfused(Provider):
@@ -19,7 +44,8 @@ class NumpyUnfused(Provider):
         self._threads = threads  # the runner's environment has told the BLAS
 
     def facts(self) -> dict[str, str]:
-        return {"version": np.__version__}
+        core = openblas_core()
+        return {"version": np.__version__} | ({"openblas": core} if core else {})
 
     def prepare(self, cell: Cell, tensors: Tensors) -> Callable[[], Any]:
         q, k, v, dout = (x.swapaxes(1, 2) for x in tensors)

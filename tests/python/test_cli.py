@@ -1,0 +1,476 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("rich")
+
+from typer.testing import CliRunner, Result
+
+import onchip
+from onchip.cli import demo, doctor, memory, probes, selftest, text_input, unfused
+from onchip.cli.app import app
+from onchip.cli.bench import bars, command, environment, runner, worker
+from onchip.cli.bench.cells import DTYPES, PASSES, Cell, grid, make_tensors
+from oracle import backward, forward
+
+
+def run(*arguments: Any) -> Result:
+    return CliRunner().invoke(app, [*map(str, arguments)])
+
+
+# ------------------------------------------------------------- the program
+
+
+def test_version_and_module_entry() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "onchip", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == onchip.__version__
+
+
+def test_says_what_is_missing_without_the_extra() -> None:
+    code = "import sys; sys.modules['typer'] = None; from onchip.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "needs typer: pip install 'onchip[cli]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_unknown_command_is_a_usage_error() -> None:
+    assert run("attend").exit_code == 2
+
+
+# --------------------------------------------------- the textbook computation
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_unfused_agrees_with_the_reference(causal: bool) -> None:
+    rng = np.random.default_rng(3)
+    q, dout = rng.standard_normal((2, 2, 9, 4, 5))
+    k, v = rng.standard_normal((2, 2, 13, 2, 5))
+    saved = unfused.forward(q, k, v, causal=causal)
+    out, lse = forward(q, k, v, causal=causal)
+    np.testing.assert_allclose(saved.out, out, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(saved.lse, lse, rtol=1e-12)
+    expected = backward(dout, q, k, v, causal=causal)
+    gradients = unfused.backward(dout, q, k, v, saved)
+    for name in ("dq", "dk", "dv"):
+        np.testing.assert_allclose(
+            getattr(gradients, name), getattr(expected, name), rtol=1e-11, atol=1e-12
+        )
+
+
+# -------------------------------------------------------------------- demo
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_demo_passes_on_a_small_text(dtype: str) -> None:
+    pytest.importorskip("ml_dtypes")
+    done = run(
+        "demo", "--seqlen", 200, "--heads", 2, "--heads-kv", 1, "--dim", 16, "--dtype", dtype,
+        "--no-long", "--repeats", 1,
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    for name in ("out", "lse", "dq", "dk", "dv", "faster", "less"):
+        assert name in done.output
+    assert "FAIL" not in done.output
+
+
+def test_demo_fails_where_a_gradient_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = onchip.attention_backward
+
+    def wrong(*arguments: Any, **options: Any) -> Any:
+        dq, dk, dv = right(*arguments, **options)
+        dk[0, 3, 0, 1] += 0.01
+        return dq, dk, dv
+
+    monkeypatch.setattr(onchip, "attention_backward", wrong)
+    done = run("demo", "--seqlen", 64, "--heads", 1, "--heads-kv", 1, "--dim", 8, "--no-long")
+    assert done.exit_code == 1
+    assert "FAIL" in done.output
+
+
+def test_demo_fails_on_nan() -> None:
+    exact = demo.Results(*(np.zeros(3) for _ in range(5)))
+    broken = exact._replace(out=np.array([0.0, np.nan, 0.0]))
+    rows = demo.error_rows(exact, broken, exact)
+    assert [name for name, error, _, bound in rows if not error <= bound] == ["out"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [(["--dtype", "int8"], "--dtype: int8"), (["--heads", 3, "--heads-kv", 2], "--heads-kv: 2")],
+)
+def test_demo_refuses(arguments: list[Any], named: str) -> None:
+    done = run("demo", *arguments)
+    assert done.exit_code == 2
+    assert named in done.stderr
+
+
+def test_long_sequence_stays_under_the_memory_bar() -> None:
+    heavy = demo.weigh_long_sequence(full=False)
+    assert heavy.planned.score_bytes == 4 * 32768**2
+    assert heavy.planned.output_bytes == 4 * 32768 * 64 * 4 + 32768 * 4
+    assert 0 < heavy.planned.share < bars.MAX_MEMORY_SHARE
+    assert heavy.grown_bytes is None or heavy.grown_bytes < 0.02 * heavy.planned.score_bytes
+
+
+def test_measured_growth_sees_an_allocation() -> None:
+    size = 64 << 20
+    _, grown = memory.peak_growth(lambda: np.ones(size, np.uint8).sum())
+    assert grown is None or 0.9 * size < grown < 2 * size
+
+
+def test_text_is_the_same_every_time_and_long_enough() -> None:
+    assert text_input.read_text(300_000) == text_input.read_text(300_000)
+    assert len(text_input.read_text(300_000)) == 300_000
+    first, second = (text_input.make_problem(50, 2, 1, 8) for _ in range(2))
+    np.testing.assert_array_equal(first.q, second.q)
+    assert first.following[:49].tolist() == list(text_input.read_text(50)[1:])
+
+
+def test_loss_gradient_is_that_of_the_loss() -> None:
+    problem = text_input.make_problem(6, 1, 1, 4)
+    out = np.random.default_rng(0).standard_normal((1, 6, 1, 4)).astype(np.float32)
+    _, gradient = text_input.loss_gradient(problem, out)
+    step = 1e-2
+    moved = out.copy()
+    moved[0, 2, 0, 1] += step
+    higher, _ = text_input.loss_gradient(problem, moved)
+    moved[0, 2, 0, 1] -= 2 * step
+    lower, _ = text_input.loss_gradient(problem, moved)
+    slope = 6 * (higher - lower) / (2 * step)  # the gradient is of the sum, the loss the mean
+    assert slope == pytest.approx(float(gradient[0, 2, 0, 1]), rel=0.02)
+
+
+# -------------------------------------------------------------------- plan
+
+
+@pytest.mark.parametrize("device", onchip.devices())
+@pytest.mark.parametrize("backward", [False, True])
+def test_plan_as_json(device: str, backward: bool) -> None:
+    done = run(
+        "plan", "--device", device, "-s", 1000, "--heads", 8, "--heads-kv", 2, "-d", 64, "--causal",
+        "--json", *(["--backward"] if backward else []),
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    made = onchip.plan(
+        (1, 1000, 8, 64), (1, 1000, 2, 64), causal=True, device=device, backward=backward
+    )
+    assert json.loads(done.stdout) == made.as_dict()
+
+
+def test_plan_passes_every_option_on() -> None:
+    done = run(
+        "plan", "-b", 3, "--seqlen-q", 100, "--seqlen-k", 333, "--heads", 4, "-d", 48,
+        "--dim-v", 40, "--dtype", "float32", "--window", "31,7", "--softcap", "20", "--json",
+    )  # fmt: skip
+    made = onchip.plan(
+        (3, 100, 4, 48), (3, 333, 4, 48), (3, 333, 4, 40),
+        dtype="float32", window=(31, 7), softcap=20.0,
+    )  # fmt: skip
+    assert json.loads(done.stdout) == made.as_dict()
+
+
+def test_plan_in_words_has_a_picture() -> None:
+    done = run("plan", "--device", "h100", "--causal", "-s", 2048)
+    assert done.exit_code == 0
+    assert "H100" in done.output
+    assert "###/" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--heads", 6, "--heads-kv", 4], "heads_kv 4"),
+        (["--device", "abacus"], "abacus"),
+        (["--dtype", "int8"], "int8"),
+        (["--window", "wide"], "--window: wide"),
+        (["--window", "1,2,3"], "--window: 1,2,3"),
+        (["-d", 0], "0"),
+    ],
+)
+def test_plan_refuses(arguments: list[Any], named: str) -> None:
+    done = run("plan", *arguments)
+    assert done.exit_code == 2
+    assert named in done.stderr
+
+
+# ------------------------------------------------------------------ doctor
+
+
+def test_doctor_as_json() -> None:
+    done = run("doctor", "--json", "--no-frameworks")
+    report = json.loads(done.stdout)
+    assert done.exit_code == 0
+    assert report["healthy"] is True
+    assert report["library"]["version"] == onchip.__version__
+    assert report["library"]["instruction_set"] == onchip.cpu_isa()
+    assert report["library"]["threads"] == onchip.num_threads()
+    versions = {framework["name"]: framework["version"] for framework in report["frameworks"]}
+    assert versions["numpy"] == np.__version__
+    assert set(versions) == set(doctor.FRAMEWORKS)
+
+
+def test_doctor_tries_numpy() -> None:
+    found = probes.framework("numpy", try_it=True)
+    assert found.error is None
+    assert found.text() == f"{np.__version__}, works"
+
+
+def test_doctor_reports_a_framework_that_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str, *, try_it: bool) -> probes.Framework:
+        error = "ImportError: libfoo.so" if name == "torch" else None
+        return probes.Framework(name, "1.0", try_it, None, error)
+
+    monkeypatch.setattr(probes, "framework", broken)
+    done = run("doctor")
+    assert done.exit_code == 1
+    assert "problem: torch: ImportError: libfoo.so" in done.output
+
+
+def test_doctor_reports_a_wrong_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onchip, "attention_backward", lambda dout, q, k, v, *_, **__: (q, k, v))
+    assert "wrong by" in str(selftest.run())
+    done = run("doctor", "--json", "--no-frameworks")
+    assert done.exit_code == 1
+    assert {"cpu backend"} == {
+        finding["subject"]
+        for finding in json.loads(done.stdout)["findings"]
+        if finding["level"] == "problem"
+    }
+
+
+def test_doctor_on_gpus() -> None:
+    gpu = probes.Gpu(0, "H100", "81559 MiB", "90", "580.1")
+    works = probes.Driver(True, "13.0", 1, None)
+    hung = probes.Driver(True, "13.0", 0, "cuInit failed with code 999")
+
+    def levels(driver: probes.Driver, gpus: list[probes.Gpu], backends: list[str]) -> list[str]:
+        return [finding.level for finding in doctor.gpu_findings(driver, gpus, backends)]
+
+    assert levels(works, [gpu], ["cpu", "cuda"]) == []
+    assert levels(works, [gpu], ["cpu"]) == ["note"]
+    assert levels(hung, [gpu], ["cpu", "cuda"]) == ["problem"]
+    assert levels(probes.Driver(False, None, 0, None), [gpu], ["cpu", "cuda"]) == ["problem"]
+    assert levels(probes.Driver(False, None, 0, None), [], ["cpu"]) == []
+    blind = probes.Framework("torch", "2.13", True, False, None)
+    numpy = probes.Framework("numpy", "2.0", True, None, None)
+    subjects = [finding.subject for finding in doctor.framework_findings([numpy, blind], [gpu])]
+    assert subjects == ["torch", "ml_dtypes"]
+    assert [f.subject for f in doctor.framework_findings([blind], [])] == []
+
+
+# ------------------------------------------------------------------- bench
+
+
+def test_bench_quick(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    results, picture = tmp_path / "r.json", tmp_path / "r.png"
+    done = run(
+        "bench", "--quick", "--seqlen", 96, "--heads", 2, "--dim", 16, "--dtype", "float32",
+        "--isa", "avx2", "--json", results, "--plot", picture,
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    document = json.loads(results.read_text())
+    assert [(cell["direction"], cell["causal"]) for cell in document["cells"]] == [
+        *itertools.product(PASSES, (False, True))
+    ]
+    for cell in document["cells"]:
+        flops = 4 * 2 * 96**2 * 16 * (0.5 if cell["causal"] else 1)
+        assert cell["flops"] == flops * (2.5 if cell["direction"] == "backward" else 1)
+        assert (cell["gemm"] is not None) == (not cell["causal"])
+        for name, result in cell["results"].items():
+            assert result["right"], name
+            assert len(result["seconds"]) >= 1
+            assert min(result["seconds"]) <= result["median_seconds"] <= max(result["seconds"])
+            assert result["gflops"] == pytest.approx(cell["flops"] / result["median_seconds"] / 1e9)
+        assert {"onchip", "numpy"} <= set(cell["results"])
+    assert document["isa"] == "avx2"
+    assert document["environment"]["ONCHIP_CPU_ISA"] == "avx2"
+    assert document["providers"]["onchip"]["isa"] in ("AVX2", "SSE4", "SSSE3", "SSE2")
+    assert document["memory"]["share"] < 0.02
+    assert len(document["bars"]) == len(bars.evaluate(document))
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_bench_check_fails_off_protocol(tmp_path: Path) -> None:
+    done = run(
+        "bench", "--quick", "--check", "--seqlen", 32, "--heads", 1, "--dim", 8, "--dtype",
+        "float32", "--pass", "forward", "--provider", "onchip", "--json", tmp_path / "r.json",
+    )  # fmt: skip
+    assert done.exit_code == 1
+    assert "FAIL" in done.output
+    assert "not measured" in done.output
+
+
+def test_bench_finds_a_wrong_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def worker_with_a_wrong_result(spec: worker.Spec, *_: Any) -> Any:
+        cell = whole_document()["cells"][0]
+        cell["results"]["onchip"]["right"] = False
+        return {"onchip": {}, "torch": {}}, [cell]
+
+    monkeypatch.setattr(command, "run_worker", worker_with_a_wrong_result)
+    done = run("bench", "--quick", "--json", tmp_path / "r.json")
+    assert done.exit_code == 1
+    assert "results differ" in done.stderr
+
+
+def test_bench_reports_a_dead_worker() -> None:
+    cells = grid(["forward"], ["float32"], [8], seqlen=8, heads=1, batch=1)
+    spec = worker.Spec(cells, ["nobody"], 1, 1, 1, 1.0, 0.001, 8)
+    with pytest.raises(runner.WorkerError):
+        runner.run_worker(spec, "native", lambda record: None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--isa", "mmx"], "--isa: mmx"),
+        (["--dtype", "int8"], "--dtype: int8"),
+        (["--pass", "sideways"], "--pass: sideways"),
+        (["--provider", "abacus"], "--provider: abacus"),
+        (["--json", "/nonexistent/r.json"], "/nonexistent"),
+        (["--plot", "r.svg"], "r.svg"),
+    ],
+)
+def test_bench_refuses(arguments: list[Any], named: str) -> None:
+    done = run("bench", "--quick", *arguments)
+    assert done.exit_code == 2
+    assert named in done.stderr
+
+
+def test_relative_error_keeps_nan() -> None:
+    good, bad = np.ones(2), np.array([1.0, np.nan])
+    assert worker.relative_error([good, good], [good, 2 * good]) == 0.5
+    assert math.isnan(worker.relative_error([bad, good], [good, good]))
+
+
+def test_spec_survives_json() -> None:
+    cells = grid(PASSES, DTYPES, (64, 128), seqlen=2048, heads=8, batch=1)
+    spec = worker.Spec(cells, ["onchip"], 2, 7, 3, 30.0, 0.05, 2048)
+    assert worker.Spec.from_json(spec.to_json()) == spec
+    assert len(cells) == 24
+
+
+def test_tensors_are_the_same_in_every_run() -> None:
+    cell = Cell("forward", "float16", 8, False, seqlen=16, heads=2)
+    for x, y in zip(make_tensors(cell), make_tensors(cell), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_repository_root(tmp_path: Path) -> None:
+    (tmp_path / "benchmarks/results").mkdir(parents=True)
+    (tmp_path / "python/onchip").mkdir(parents=True)
+    assert environment.repository_root(tmp_path / "python") == tmp_path
+    assert environment.repository_root(tmp_path / "benchmarks/results") == tmp_path
+    assert environment.repository_root(tmp_path.parent) is None
+
+
+# -------------------------------------------------------------------- bars
+
+
+PASS_AND_DTYPE = ("forward", "float32")
+
+
+def whole_document() -> dict[str, Any]:
+    """The whole grid, with every bar cleared by a little."""
+    cells = []
+    for cell in grid(PASSES, DTYPES, (64, 128), seqlen=2048, heads=8, batch=1):
+        ratio = bars.MIN_GEOMEAN[cell.direction, cell.dtype] * 1.01
+
+        def result(seconds: float, flops: float = cell.flops) -> dict[str, Any]:
+            return {
+                "median_seconds": seconds,
+                "min_seconds": seconds,
+                "max_seconds": seconds,
+                "gflops": flops / seconds / 1e9,
+                "right": True,
+            }
+
+        ours = result(0.1)
+        gemm = {"gflops": ours["gflops"] / 0.61} if cell.dtype == "float32" else None
+        results = {"onchip": ours, "torch": result(0.1 * ratio)}
+        cells.append({**cell.as_dict(), "results": results, "skipped": {}, "gemm": gemm})
+    return {
+        "threads": 2,
+        "isa": "avx2",
+        "providers": {"torch": {"version": "2.13.0+cpu"}},
+        "cells": cells,
+        "memory": {"share": 0.0199},
+    }
+
+
+def failed(document: dict[str, Any]) -> list[str]:
+    return [bar.name for bar in bars.evaluate(document) if not bar.passed]
+
+
+def test_bars_pass_when_all_are_cleared() -> None:
+    assert failed(whole_document()) == []
+
+
+@pytest.mark.parametrize(("direction", "dtype"), bars.MIN_GEOMEAN)
+def test_each_geometric_mean_has_a_bar(direction: str, dtype: str) -> None:
+    document = whole_document()
+    for cell in document["cells"]:
+        if (cell["direction"], cell["dtype"]) == (direction, dtype):
+            cell["results"]["torch"]["median_seconds"] *= 0.98
+    assert failed(document) == [f"{direction} {dtype} over torch, geometric mean"]
+
+
+def test_one_slow_cell_fails_though_the_mean_passes() -> None:
+    document = whole_document()
+    cells = [c for c in document["cells"] if (c["direction"], c["dtype"]) == PASS_AND_DTYPE]
+    for cell, ratio in zip(cells, (0.89, 2.0, 2.0, 2.0), strict=True):
+        cell["results"]["torch"]["median_seconds"] = 0.1 * ratio
+    assert failed(document) == ["worst cell over torch"]
+
+
+def change_gemm(document: dict[str, Any]) -> None:
+    for cell in document["cells"]:
+        if cell["gemm"]:
+            cell["gemm"]["gflops"] *= 1.05
+
+
+@pytest.mark.parametrize(
+    ("change", "bar"),
+    [
+        (lambda d: d.update(threads=4), "protocol"),
+        (lambda d: d.update(isa="native"), "protocol"),
+        (lambda d: d["providers"].update(torch={"version": "2.12.0"}), "protocol"),
+        (lambda d: d["cells"][0].update(seqlen=512), "protocol"),
+        (lambda d: d["cells"].pop(1), "protocol"),
+        (change_gemm, "forward float32 d=128 full, of the GEMM rate"),
+        (lambda d: d["memory"].update(share=0.0201), "extra memory"),
+        (lambda d: d.update(memory=None), "extra memory"),
+        (lambda d: d["cells"][5]["results"]["onchip"].update(right=False), "results agree"),
+    ],
+)
+def test_every_other_bar_can_fail(change: Any, bar: str) -> None:
+    document = copy.deepcopy(whole_document())
+    change(document)
+    names = failed(document)
+    assert len(names) == 1
+    assert names[0].startswith(bar)
+
+
+def test_summary_names_the_worst_cell() -> None:
+    document = whole_document()
+    document["cells"][2]["results"]["torch"]["median_seconds"] = 0.05
+    row = bars.summarise(document["cells"], "torch")[0]
+    assert (row["direction"], row["dtype"]) == PASS_AND_DTYPE
+    assert row["worst_cell"] == "d=128 full"
+    assert row["worst"] == pytest.approx(0.5)
+    assert row["geomean"] == pytest.approx((0.5 * 1.212**3) ** 0.25)
