@@ -1,41 +1,44 @@
-#SPDX - License - Identifier : Apache - 2.0
-#cmake - DBUILD_DIR = < build> - DWORK_DIR = < scratch> - DCC = -DCXX = -P run.cmake
-#Installs, moves the installed tree, then builds and runs the consumers against it through
-#find_package and pkg - config, shared and static.
+# SPDX-License-Identifier: Apache-2.0
+# cmake -DBUILD_DIR=<build> -DWORK_DIR=<scratch> -DCC= -DCXX= -P run.cmake
+# Installs, moves the installed tree, then builds and runs the consumers against it through
+# find_package and pkg-config, shared and static.
 cmake_minimum_required(VERSION 3.24)
 
-    function(run) execute_process(COMMAND ${
-        ARGN} COMMAND_ECHO STDOUT COMMAND_ERROR_IS_FATAL ANY) endfunction()
+function(run)
+  execute_process(COMMAND ${ARGN} COMMAND_ECHO STDOUT COMMAND_ERROR_IS_FATAL ANY)
+endfunction()
 
-        file(REMOVE_RECURSE "${WORK_DIR}") set(prefix "${WORK_DIR}/moved") run($ {
-          CMAKE_COMMAND
-        } --install "${BUILD_DIR}" --prefix "${WORK_DIR}/installed") file(RENAME
-                                                                          "${WORK_DIR}/installed"
-                                                                          "${prefix}")
-            file(GLOB_RECURSE pc_file "${prefix}/*/onchip.pc") cmake_path(
-                GET pc_file PARENT_PATH pc_dir) cmake_path(GET pc_dir PARENT_PATH lib_dir) set(ENV {
-              PKG_CONFIG_PATH
-            } "${pc_dir}:$ENV{PKG_CONFIG_PATH}")
+file(REMOVE_RECURSE "${WORK_DIR}")
+set(prefix "${WORK_DIR}/moved")
+run(${CMAKE_COMMAND} --install "${BUILD_DIR}" --prefix "${WORK_DIR}/installed")
+file(RENAME "${WORK_DIR}/installed" "${prefix}")
+file(GLOB_RECURSE pc_file "${prefix}/*/onchip.pc")
+cmake_path(GET pc_file PARENT_PATH pc_dir)
+cmake_path(GET pc_dir PARENT_PATH lib_dir)
+set(ENV{PKG_CONFIG_PATH} "${pc_dir}:$ENV{PKG_CONFIG_PATH}")
 
-                foreach (linkage IN ITEMS shared static) set(build "${WORK_DIR}/${linkage}") run(
-                    ${CMAKE_COMMAND} - S "${CMAKE_CURRENT_LIST_DIR}" - B "${build}" -
-                        G "${GENERATOR}" - DCMAKE_PREFIX_PATH =
-                        ${prefix} - DLINKAGE = ${linkage} - DCMAKE_BUILD_TYPE =
-                                                   Release - DCMAKE_C_COMPILER =
-                                                       ${CC} - DCMAKE_CXX_COMPILER = ${CXX}) run($ {
-                  CMAKE_COMMAND
-                } --build "${build}") run("${build}/consumer_c") run("${build}/consumer_cpp")
+foreach(linkage IN ITEMS shared static)
+  set(build "${WORK_DIR}/${linkage}")
+  run(${CMAKE_COMMAND} -S "${CMAKE_CURRENT_LIST_DIR}" -B "${build}" -G "${GENERATOR}"
+    -DCMAKE_PREFIX_PATH=${prefix} -DLINKAGE=${linkage} -DCMAKE_BUILD_TYPE=Release
+    -DCMAKE_C_COMPILER=${CC} -DCMAKE_CXX_COMPILER=${CXX})
+  run(${CMAKE_COMMAND} --build "${build}")
+  run("${build}/consumer_c")
+  run("${build}/consumer_cpp")
 
-                    if (linkage STREQUAL "static") set(package onchip - static) set(rpath "") else()
-                        set(package onchip) set(rpath "-Wl,-rpath,${lib_dir}") endif()
-                            execute_process(COMMAND $ { PKG_CONFIG } --cflags-- libs ${
-                                package} OUTPUT_VARIABLE flags OUTPUT_STRIP_TRAILING_WHITESPACE
-                                                COMMAND_ERROR_IS_FATAL ANY)
-                                separate_arguments(flags UNIX_COMMAND "${flags}")
-                                    set(sources "${CMAKE_CURRENT_LIST_DIR}")
-                                        run(${CC} - std = c11 "${sources}/consumer.c" -
-                                                          o "${build}/pc_c" ${flags} ${rpath} - lm)
-                                            run(${CXX} - std = c++ 20 "${sources}/consumer.cpp" - o
-                                                               "${build}/pc_cpp" ${flags} ${rpath})
-                                                run("${build}/pc_c") run("${build}/pc_cpp")
-                                                    endforeach()
+  if(linkage STREQUAL "static")
+    set(package onchip-static)
+    set(rpath "")
+  else()
+    set(package onchip)
+    set(rpath "-Wl,-rpath,${lib_dir}")
+  endif()
+  execute_process(COMMAND ${PKG_CONFIG} --cflags --libs ${package}
+    OUTPUT_VARIABLE flags OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+  separate_arguments(flags UNIX_COMMAND "${flags}")
+  set(sources "${CMAKE_CURRENT_LIST_DIR}")
+  run(${CC} -std=c11 "${sources}/consumer.c" -o "${build}/pc_c" ${flags} ${rpath} -lm)
+  run(${CXX} -std=c++20 "${sources}/consumer.cpp" -o "${build}/pc_cpp" ${flags} ${rpath})
+  run("${build}/pc_c")
+  run("${build}/pc_cpp")
+endforeach()
