@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+import oracle
+
 DIRECTORY = Path(__file__).parent.parent / "cases"
 FILES = sorted(DIRECTORY.glob("*.json"))
 
@@ -46,6 +48,29 @@ class Case:
         """Inputs that are options: bias, slopes, sinks, lengths, block table."""
         named = {"q", "k", "v", "k_cache", "v_cache", "dout", "dlse"}
         return {name: x for name, x in self.inputs.items() if name not in named}
+
+    @property
+    def oracle_options(self) -> dict[str, Any]:
+        renamed = {"seqlens_k": "seqused_k"}
+        given = {**self.options, **{renamed.get(name, name): x for name, x in self.rest.items()}}
+        given.pop("split_size", None)  # how, not what, to compute
+        return given
+
+    def reference(self, precision: str = "float64") -> dict[str, Array]:
+        """What oracle.py makes of it: the right answer, or the naive computation's."""
+        options = self.oracle_options
+        out, lse = oracle.forward(*self.qkv, **options, precision=precision)
+        found = {"out": out, "lse": lse}
+        if self.has_gradients:
+            gradients = oracle.backward(
+                self.inputs["dout"],
+                *self.qkv,
+                dlse=self.inputs.get("dlse"),
+                **options,
+                precision=precision,
+            )
+            found.update((n, x) for n, x in gradients._asdict().items() if x is not None)
+        return found
 
 
 def read(path: Path) -> Case:

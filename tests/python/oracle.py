@@ -368,8 +368,19 @@ def backward(
 # ---------------------------------------------------------------- comparison
 
 
-def check(name: str, got: Any, exact: Array, naive: Array, *, slack: float = 1e-5) -> None:
-    """The 2x rule: error <= 2x the naive computation's + slack; infinities and NaNs must agree."""
+def check(
+    name: str,
+    got: Any,
+    exact: Array,
+    naive: Array,
+    *,
+    precision: str | None = None,
+    slack: float = 1e-5,
+) -> None:
+    """The 2x rule: error <= 2x the naive computation's + slack; infinities and NaNs must agree.
+
+    With `precision` the yardstick is no shorter than the rounding of the exact result to it.
+    """
     got = np.asarray(got).astype(np.float64)
     assert got.shape == exact.shape, f"{name}: shape {got.shape}, expected {exact.shape}"
     odd = ~np.isfinite(exact)
@@ -378,6 +389,9 @@ def check(name: str, got: Any, exact: Array, naive: Array, *, slack: float = 1e-
     if (~odd).any():
         naive_error = np.abs(np.asarray(naive, np.float64) - exact)[~odd]
         naive_error = naive_error[np.isfinite(naive_error)].max(initial=0.0)
+        if precision is not None:
+            rounding = np.abs(_Arithmetic(precision).keep(exact) - exact)[~odd].max()
+            naive_error = max(naive_error, rounding)
         error = np.abs(got - exact)[~odd].max()
         bound = 2 * naive_error + slack
         assert error <= bound, f"{name}: error {error:.3g}, bound {bound:.3g}"
