@@ -100,19 +100,19 @@ void multiply(std::int64_t rows, std::int64_t width, const T* factor, T* to) {
 /// dS = P (dP - delta), the gradient in the softmax's argument. Masked pairs become exactly 0.
 template <bool kDropout, class T>
 void softmax_gradient(const Launch<T>& launch, const GradientTile<T>& state, std::int64_t first,
-                      std::int64_t count, const T* keep, T* weights, T* ds) {
+                      KeyRange j, const T* keep, T* weights, T* ds) {
   const Vec<T> d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  const auto minus_infinity = hn::Set(d, -kInfinity<T>);
+  const LaneBounds<T> bounds(state.tile, first, launch.width, j);
   const auto kept_scale = hn::Set(d, launch.kept_scale);
   for (std::int64_t lane = 0; lane < launch.width; lane += lanes) {
     const auto lse = hn::Load(d, state.lse + first + lane);
     const auto delta = hn::Load(d, state.delta + first + lane);
-    for (std::int64_t row = 0; row < count; ++row) {
-      const std::int64_t at = row * launch.width + lane;
+    for (std::int64_t key = 0; key < j.hi - j.lo; ++key) {
+      const std::int64_t at = key * launch.width + lane;
+      const auto visible = bounds.visible(key, lane);
       const auto score = hn::Load(d, weights + at);
-      const auto hidden = hn::Eq(score, minus_infinity);
-      auto weight = hn::IfThenZeroElse(hidden, exp2_nonpositive(d, hn::Sub(score, lse)));
+      auto weight = hn::IfThenElseZero(visible, exp2_nonpositive(d, hn::Sub(score, lse)));
       auto dp = hn::Load(d, ds + at);
       const auto p = weight;
       if constexpr (kDropout) {
@@ -121,7 +121,7 @@ void softmax_gradient(const Launch<T>& launch, const GradientTile<T>& state, std
         dp = hn::Mul(dp, factor);
       }
       hn::Store(weight, d, weights + at);
-      hn::Store(hn::IfThenZeroElse(hidden, hn::Mul(p, hn::Sub(dp, delta))), d, ds + at);
+      hn::Store(hn::IfThenElseZero(visible, hn::Mul(p, hn::Sub(dp, delta))), d, ds + at);
     }
   }
 }
@@ -141,9 +141,9 @@ void panel_gradient(const Launch<T>& launch, const GradientTile<T>& state, std::
                                 Walk{.row = v_row}, scratch.dout + first * p.dim_v, ds);
   if (kFull && p.dropout_p > 0) {
     load_keep(launch, state.tile, first, j, scratch.keep);
-    softmax_gradient<true>(launch, state, first, j.hi - j.lo, scratch.keep, weights, ds);
+    softmax_gradient<true>(launch, state, first, j, scratch.keep, weights, ds);
   } else {
-    softmax_gradient<false>(launch, state, first, j.hi - j.lo, static_cast<const T*>(nullptr), weights, ds);
+    softmax_gradient<false>(launch, state, first, j, static_cast<const T*>(nullptr), weights, ds);
   }
 }
 
@@ -203,7 +203,7 @@ void add_bias_gradient(const Launch<T>& launch, const GradientTile<T>& state, Ke
     panel_gradient<kFull>(launch, state, first, block, j, scratch, scratch.p, scratch.ds);
     for (std::int64_t key = j.lo; key < j.hi; ++key) {
       const T* ds = scratch.ds + (key - j.lo) * width;
-      T* to = scratch.dbias + (sum_cols ? 0 : key - block.lo) * launch.plan.tile_q;
+      double* to = scratch.dbias + (sum_cols ? 0 : key - block.lo) * launch.plan.tile_q;
       for (std::int64_t lane = 0; lane < std::min(width, state.tile.rows - first); ++lane) {
         to[sum_rows ? 0 : first + lane] += ds[lane];
       }
@@ -223,7 +223,7 @@ void bias_gradient(const Launch<T>& launch, std::int64_t task, const host::Backw
   const std::int64_t row = task / tiles.cols % tiles.rows * tile_q;
   const std::int64_t head = task / (tiles.cols * tiles.rows) % shape.head;
   const std::int64_t batch = task / (tiles.cols * tiles.rows * shape.head);
-  std::fill_n(scratch.dbias, tile_q * tile_k, T{0});
+  std::fill_n(scratch.dbias, tile_q * tile_k, 0.0);
   GradientTile<T> state;
   for (std::int64_t b = batch; b < p.batch; b += shape.batch) {
     const Sequence s = sequence_at(p, launch.operands, b);

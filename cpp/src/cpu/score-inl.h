@@ -202,26 +202,38 @@ void apply_options(const Launch<T>& launch, const QueryTile& tile, std::int64_t 
   }
 }
 
+/// The keys that each lane of a panel sees, counted from j.lo: row `key` is visible iff
+/// lo <= key < hi. Lanes past the last row see what it sees.
+template <class T>
+struct LaneBounds {
+  alignas(64) T lo[host::kCpuMaxPanelBytes / sizeof(T)];
+  alignas(64) T hi[host::kCpuMaxPanelBytes / sizeof(T)];
+
+  LaneBounds(const QueryTile& tile, std::int64_t first, std::int64_t width, KeyRange j) {
+    for (std::int64_t lane = 0; lane < width; ++lane) {
+      const KeyRange keys = tile.keys[std::min(first + lane, tile.rows - 1)];
+      lo[lane] = static_cast<T>(std::clamp<std::int64_t>(keys.lo - j.lo, 0, j.hi - j.lo));
+      hi[lane] = static_cast<T>(std::clamp<std::int64_t>(keys.hi - j.lo, 0, j.hi - j.lo));
+    }
+  }
+  HWY_INLINE auto visible(std::int64_t key, std::int64_t lane) const {
+    const Vec<T> d;
+    const auto at = hn::Set(d, static_cast<T>(key));
+    return hn::And(hn::Ge(at, hn::Load(d, lo + lane)), hn::Lt(at, hn::Load(d, hi + lane)));
+  }
+};
+
 /// Scores that a row does not see become -inf, whatever was there.
 template <class T>
 void apply_mask(const Launch<T>& launch, const QueryTile& tile, std::int64_t first, KeyRange j, T* scores) {
   const Vec<T> d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  alignas(64) T lo[host::kCpuMaxPanelBytes / sizeof(T)];
-  alignas(64) T hi[host::kCpuMaxPanelBytes / sizeof(T)];
-  for (std::int64_t lane = 0; lane < launch.width; ++lane) {
-    const KeyRange keys = tile.keys[std::min(first + lane, tile.rows - 1)];
-    lo[lane] = static_cast<T>(std::clamp<std::int64_t>(keys.lo - j.lo, 0, j.hi - j.lo));
-    hi[lane] = static_cast<T>(std::clamp<std::int64_t>(keys.hi - j.lo, 0, j.hi - j.lo));
-  }
+  const LaneBounds<T> bounds(tile, first, launch.width, j);
   const auto minus_infinity = hn::Set(d, -kInfinity<T>);
-  for (std::int64_t row = 0; row < j.hi - j.lo; ++row) {
-    const auto key = hn::Set(d, static_cast<T>(row));
+  for (std::int64_t key = 0; key < j.hi - j.lo; ++key) {
     for (std::int64_t lane = 0; lane < launch.width; lane += lanes) {
-      T* at = scores + row * launch.width + lane;
-      const auto visible =
-          hn::And(hn::Ge(key, hn::Load(d, lo + lane)), hn::Lt(key, hn::Load(d, hi + lane)));
-      hn::Store(hn::IfThenElse(visible, hn::Load(d, at), minus_infinity), d, at);
+      T* at = scores + key * launch.width + lane;
+      hn::Store(hn::IfThenElse(bounds.visible(key, lane), hn::Load(d, at), minus_infinity), d, at);
     }
   }
 }

@@ -106,7 +106,7 @@ struct BackwardScratch {
   T *p, *ds;              // panels of query rows: [Br / W][Bc][W]
   T *bias, *slope, *keep; // one panel each: bias, d(softcap)/ds, dropout
   T* row;
-  T* dbias;               // [Bc][Br]
+  double* dbias;          // [Bc][Br]: sums over a whole broadcast
 
   BackwardScratch(Arena& arena, const Problem& problem, const CpuPlan& plan) {
     constexpr std::int64_t width = kCpuMaxPanelBytes / static_cast<std::int64_t>(sizeof(T));
@@ -124,7 +124,7 @@ struct BackwardScratch {
     slope = arena.take<T>(problem.softcap > 0 ? panel : 0);
     keep = arena.take<T>(problem.dropout_p > 0 ? panel : 0);
     row = arena.take<T>(problem.dim > problem.dim_v ? problem.dim : problem.dim_v);
-    dbias = arena.take<T>(problem.has_dbias ? plan.tile_q * plan.tile_k : 0);
+    dbias = arena.take<double>(problem.has_dbias ? plan.tile_q * plan.tile_k : 0);
   }
 };
 
