@@ -88,6 +88,13 @@ def test_demo_passes_on_a_small_text(dtype: str) -> None:
     assert "FAIL" not in done.output
 
 
+def test_demo_says_what_bfloat16_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    done = run("demo", "--dtype", "bfloat16", "--no-long")
+    assert done.exit_code == 2
+    assert "pip install ml_dtypes" in done.stderr
+
+
 def test_demo_fails_where_a_gradient_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     right = onchip.attention_backward
 

@@ -29,6 +29,8 @@ def library_errors() -> Iterator[None]:
     """Turns the library's exceptions into one line and an exit code."""
     try:
         yield
+    except ModuleNotFoundError as error:
+        fail(f"this needs {error.name}: pip install {error.name}")
     except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
         fail(str(error))
 

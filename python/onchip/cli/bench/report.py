@@ -80,9 +80,11 @@ def bars_table(bars: Sequence[Bar]) -> Table:
 
 def print_facts(console: Console, document: dict[str, Any]) -> None:
     machine = document["machine"]
+    load = machine["load_average"]
+    busy = "" if load is None else f", load average {load:.1f} at the start"
     console.print(
         f"[bold]{machine['cpu']}[/], {document['threads']} of {machine['usable_cpus']} CPUs, "
-        f"instruction set {document['isa']}, {document['date']}"
+        f"instruction set {document['isa']}{busy}, {document['date']}"
     )
     for name, facts in document["providers"].items():
         console.print(f"  {name}: " + ", ".join(f"{key} {value}" for key, value in facts.items()))
