@@ -386,6 +386,26 @@ def test_repository_root(tmp_path: Path) -> None:
     assert environment.repository_root(tmp_path.parent) is None
 
 
+def test_only_the_whole_grid_is_kept_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "python/onchip").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    whole = grid(PASSES, DTYPES, (64, 128), seqlen=2048, heads=8, batch=1)
+
+    def path(cells: list[Cell]) -> Path | None:
+        spec = worker.Spec(cells, ["onchip", "torch", "numpy"], 2, 7, 3, 30.0, 0.05, 2048)
+        return command._default_path(spec, "avx2")
+
+    kept = path(whole)
+    assert kept is not None
+    assert kept.parent == tmp_path / "benchmarks/results"
+    assert kept.name.endswith("-avx2-2t.json")
+    assert kept.parent.is_dir()
+    assert path(whole[:-1]) is None
+
+
 # -------------------------------------------------------------------- bars
 
 

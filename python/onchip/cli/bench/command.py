@@ -183,4 +183,6 @@ def _default_path(spec: Spec, isa: str) -> Path | None:
     if root is None or not whole:
         return None
     cpu = re.sub(r"[^a-z0-9]+", "-", environment.cpu_model().lower()).strip("-")
-    return root / "benchmarks" / "results" / f"cpu-{cpu}-{isa}-{spec.threads}t.json"
+    folder = root / "benchmarks" / "results"
+    folder.mkdir(exist_ok=True)
+    return folder / f"cpu-{cpu}-{isa}-{spec.threads}t.json"

@@ -59,7 +59,7 @@ def machine_facts() -> dict[str, Any]:
 def repository_root(start: Path) -> Path | None:
     """The checkout that `start` lies in, if it is one of this project."""
     for folder in (start, *start.parents):
-        if (folder / "benchmarks" / "results").is_dir() and (folder / "python/onchip").is_dir():
+        if (folder / "benchmarks").is_dir() and (folder / "python/onchip").is_dir():
             return folder
     return None
 
