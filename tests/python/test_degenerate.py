@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every row of the contract's table of degenerate cases, through Python."""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+import numpy as np
+import pytest
+
+import library
+import onchip
+import oracle
+from casefile import Case
+from kinds import KINDS, Array
+from problems import eighths
+
+KIND = KINDS["numpy-float32"]
+DOUBLE = KINDS["numpy-float64"]
+
+
+def dense(
+    rng: np.random.Generator, batch: int, rows: int, keys: int, heads: int = 2, **options: Any
+) -> Case:
+    inputs = {
+        "q": eighths(rng, batch, rows, heads, 8),
+        "k": eighths(rng, batch, keys, heads, 8),
+        "v": eighths(rng, batch, keys, heads, 6),
+        "dout": eighths(rng, batch, rows, heads, 6),
+    }
+    return Case("dense", "dense", inputs, options, {}, 0.0)
+
+
+def run(case: Case) -> dict[str, Array]:
+    """In float64 and float32, both as the reference says in every place; returns float64's."""
+    exact = case.reference()
+    double = library.results(case, DOUBLE())
+    single = library.results(case, KIND())
+    for name, expected in exact.items():
+        finite = np.isfinite(expected)
+        for got, bound in ((double[name], 1e-10), (single[name], 1e-4)):
+            np.testing.assert_array_equal(np.isfinite(got), finite, err_msg=name)
+            np.testing.assert_allclose(
+                got[finite], expected[finite], rtol=bound, atol=bound, err_msg=name
+            )
+            infinite = np.isneginf(expected)
+            np.testing.assert_array_equal(np.isneginf(got)[infinite], True, err_msg=name)
+    return double
+
+
+def test_rows_without_keys() -> None:
+    case = dense(np.random.default_rng(1), 2, 30, 12, causal=True)
+    for name in ("q", "dout"):
+        case.inputs[name][:, :18] = np.nan
+    case.inputs["dlse"] = np.full((2, 2, 30), 0.5)
+    case.inputs["dlse"][:, :, :18] = np.nan
+    got = run(case)
+    assert (got["out"][:, :18] == 0).all()
+    assert (got["dq"][:, :18] == 0).all()
+    assert np.isneginf(got["lse"][:, :, :18]).all()
+    assert np.isfinite(got["dk"]).all()
+    assert np.isfinite(got["dv"]).all()
+
+
+@pytest.mark.parametrize("batch", [0, 2])
+@pytest.mark.parametrize("rows", [0, 5])
+@pytest.mark.parametrize("keys", [0, 7])
+def test_empty_extents(batch: int, rows: int, keys: int) -> None:
+    case = dense(np.random.default_rng(2), batch, rows, keys)
+    case.inputs["sinks"] = np.array([0.5, -1.0])
+    got = run(case)
+    assert got["out"].shape == (batch, rows, 2, 6)
+    assert got["dk"].shape == (batch, keys, 2, 8)
+    if keys == 0:
+        assert (got["out"] == 0).all()
+        assert (got["dsinks"] == 0).all()
+
+
+def test_empty_sequences_in_a_packed_batch() -> None:
+    rng = np.random.default_rng(3)
+    case = dense(rng, 1, 12, 15)
+    inputs = {name: x[0] for name, x in case.inputs.items()}
+    inputs["cu_seqlens_q"] = np.array([0, 0, 5, 5, 9])  # the last three tokens belong to nobody
+    inputs["cu_seqlens_k"] = np.array([0, 4, 4, 9, 15])
+    got = run(Case("packed", "varlen", inputs, {"causal": True}, {}, 0.0))
+    assert (got["out"][9:] == 0).all()
+    assert (got["dq"][9:] == 0).all()
+    assert (got["dk"][:9] == 0).all()
+
+
+@pytest.mark.parametrize("rubbish", [np.nan, np.inf, -np.inf])
+def test_rubbish_beyond_the_lengths(rubbish: float) -> None:
+    rng = np.random.default_rng(4)
+    case = dense(rng, 1, 40, 50)
+    inputs = {name: x[0] for name, x in case.inputs.items()}
+    inputs |= {
+        "cu_seqlens_q": np.array([0, 20, 38]),
+        "cu_seqlens_k": np.array([0, 30, 47]),
+        "seqused_q": np.array([17, 18]),
+        "seqused_k": np.array([21, 9]),
+    }
+    packed = Case("packed", "varlen", inputs, {}, {}, 0.0)
+    clean = library.results(packed, KIND())
+    for name in ("q", "dout"):
+        for part in (slice(17, 20), slice(38, 40)):
+            inputs[name][part] = rubbish
+    for name in ("k", "v"):
+        for part in (slice(21, 30), slice(39, 50)):
+            inputs[name][part] = rubbish
+    for name, expected in library.results(packed, KIND()).items():
+        np.testing.assert_array_equal(expected, clean[name], err_msg=name)
+    run(packed)
+
+
+@pytest.mark.parametrize("rubbish", [np.nan, np.inf])
+def test_rubbish_in_pages(rubbish: float) -> None:
+    rng = np.random.default_rng(5)
+    inputs = {
+        "q": eighths(rng, 2, 1, 4, 16),
+        "k_cache": eighths(rng, 7, 4, 2, 16),
+        "v_cache": eighths(rng, 7, 4, 2, 16),
+        "block_table": np.array([[5, 2, -1], [6, -1, 2**31 - 1]]),
+        "seqlens_k": np.array([6, 3]),
+    }
+    for name in ("k_cache", "v_cache"):
+        inputs[name][[0, 1, 3, 4]] = rubbish
+        inputs[name][2, 2:] = rubbish
+        inputs[name][6, 3:] = rubbish
+    for split_size in (3, 64):
+        got = run(Case("paged", "paged", inputs, {"split_size": split_size}, {}, 0.0))
+        assert np.isfinite(got["out"]).all()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("name", ["q", "k", "v", "bias", "dout"])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (9, 4)}], ids=str)
+def test_spread_of_what_is_seen(name: str, value: float, options: dict[str, Any]) -> None:
+    rng = np.random.default_rng(6)
+    case = dense(rng, 2, 70, 110, **options)
+    case.inputs["bias"] = eighths(rng, 1, 2, 70, 110)
+    at = {"bias": (0, 1, 30, 70), "k": (1, 70, 1, 2), "v": (1, 70, 1, 2)}.get(name, (1, 30, 1, 2))
+    case.inputs[name][at] = value  # row 30 sees key 70 under every mask
+    if name == "q" and np.isinf(value):  # scores of both signs: compare what rows see
+        case.inputs["k"] = np.abs(case.inputs["k"]) + 0.125
+    got = run(case)
+    assert not np.isfinite(got["dq"]).all()
+    assert np.isfinite(got["out"][0]).all() or name == "bias"
+
+
+@pytest.mark.parametrize("size", [1e4, -1e4])
+def test_scores_of_ten_thousand(size: float) -> None:
+    case = dense(np.random.default_rng(7), 1, 20, 30, scale=1.0)
+    for name in ("q", "k"):
+        case.inputs[name] = np.round(case.inputs[name])
+        case.inputs[name][..., 0] = 0
+    case.inputs["q"][..., 0] = 100
+    case.inputs["k"][..., 0] = size / 100
+    exact = case.reference()
+    for kind, bound in ((DOUBLE(), 1e-9), (KIND(), 1e-2)):
+        for name, got in library.results(case, kind).items():
+            scale = np.abs(exact[name]).max()
+            np.testing.assert_allclose(got / scale, exact[name] / scale, atol=bound, err_msg=name)
+    assert np.abs(exact["lse"]).min() > 9e3
+
+
+def test_equal_scores_and_minus_infinity_in_bias() -> None:
+    case = dense(np.random.default_rng(8), 1, 9, 16)
+    case.inputs["q"][:] = 0
+    bias = np.zeros((1, 1, 9, 16))
+    bias[..., ::2] = -np.inf
+    bias[:, :, 4] = -np.inf
+    case.inputs["bias"] = bias
+    got = run(case)
+    mean = case.inputs["v"][:, 1::2].mean(axis=1)
+    np.testing.assert_allclose(got["out"][:, 0], mean, atol=1e-12)
+    assert np.isneginf(got["lse"][:, :, 4]).all()
+    assert (got["out"][:, 4] == 0).all()
+    assert (got["dq"][:, 4] == 0).all()
+
+
+@pytest.mark.parametrize(("rows", "keys"), [(1, 1), (1, 50), (50, 1), (20, 60), (60, 20)])
+@pytest.mark.parametrize("window", [(0, 0), (3, -1), (-1, 3), (999, 999), (2**40, 0), (0, 2**40)])
+def test_windows(rows: int, keys: int, window: tuple[int, int]) -> None:
+    run(dense(np.random.default_rng(9), 1, rows, keys, window=window))
+
+
+def far(shape: tuple[int, ...], axis: int, dtype: Any) -> Array:
+    """Zeros whose stride along one axis passes 2^31 elements; untouched pages take no memory."""
+    stride = 2**31 + 24
+    item = np.dtype(dtype).itemsize
+    inner = int(np.prod(shape))
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
+    memory = mmap.mmap(-1, (stride * (shape[axis] - 1) + inner) * item, flags=flags)
+    strides = np.array(np.empty(shape, np.uint8).strides) * item
+    strides[axis] = stride * item
+    return np.ndarray(shape, dtype, memory, 0, tuple(int(s) for s in strides))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_strides_past_two_to_the_31(axis: int, dtype: Any) -> None:
+    rng = np.random.default_rng(10)
+    case = dense(rng, 2, 2, 2)
+    inputs = {}
+    for name, x in case.inputs.items():
+        inputs[name] = far(x.shape, axis, dtype)
+        inputs[name][...] = x
+    q, k, v, dout = (inputs[name] for name in ("q", "k", "v", "dout"))
+    out = far((2, 2, 2, 6), axis, dtype)
+    got, lse = onchip.attention(q, k, v, out=out, return_lse=True)
+    assert np.shares_memory(got[:1, :1, :1], out[:1, :1, :1])
+    gradients = onchip.attention_backward(dout, q, k, v, out, lse)
+    exact = case.reference()
+    precision = np.dtype(dtype).name
+    naive = case.reference(precision)
+    oracle.check("out", out, exact["out"], naive["out"], precision=precision)
+    for name, x in zip(("dq", "dk", "dv"), gradients, strict=True):
+        oracle.check(name, x, exact[name], naive[name], precision=precision, slack=2e-3)
+
+
+def test_batch_of_hundred_thousand() -> None:
+    rng = np.random.default_rng(11)
+    batch = 100_000
+    case = dense(rng, batch, 1, 3, heads=1)
+    got = library.results(case, KIND())
+    some = rng.integers(0, batch, 50)
+    part = Case(
+        "part", "dense", {name: x[some] for name, x in case.inputs.items()}, {}, {}, 0.0
+    ).reference()
+    for name, expected in part.items():
+        np.testing.assert_allclose(got[name][some], expected, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def test_thousand_heads() -> None:
+    run(dense(np.random.default_rng(12), 1, 2, 3, heads=1000))
