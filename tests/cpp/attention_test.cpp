@@ -197,9 +197,9 @@ std::unique_ptr<Problem> assemble(const Sequences& x, const onchip::Options& opt
   }
   // Element n of a tensor lies in sequence n / (elements of a sequence), dense and packed alike.
   for (const TensorView& view : {a.q, a.k, a.v, a.dout}) {
-    const Index per_sequence =
-        std::accumulate(view.shape.begin(), view.shape.begin() + view.ndim, Index{1},
-                        std::multiplies<>()) / batch;
+    const Index per_sequence = std::accumulate(view.shape.begin(), view.shape.begin() + view.ndim,
+                                               Index{1}, std::multiplies<>()) /
+                               batch;
     std::normal_distribution<double> normal;
     for (Index b = 0; b < batch; ++b) {
       Rng own(x.seeds[static_cast<std::size_t>(b)]);
@@ -312,7 +312,8 @@ TEST_P(ByType, MergedPartsAreTheWhole) {
     onchip::Attention& a = whole.attention;
     const Index tokens = 13;
     const auto shape = [&](Index rows, Index heads, Index dim) {
-      return packed ? std::vector<Index>{rows, heads, dim} : std::vector<Index>{1, rows, heads, dim};
+      return packed ? std::vector<Index>{rows, heads, dim}
+                    : std::vector<Index>{1, rows, heads, dim};
     };
     a.q = whole.add(GetParam(), shape(tokens, 6, 20), Layout::unique, rng);
     a.k = whole.add(GetParam(), shape(80, 3, 20), Layout::unique, rng);
@@ -321,7 +322,7 @@ TEST_P(ByType, MergedPartsAreTheWhole) {
       a.cu_seqlens_q = whole.add_integers({0, static_cast<std::int32_t>(tokens)}, rng);
       a.cu_seqlens_k = whole.add_integers({0, 80}, rng);
     }
-    whole.add_results(false, Layout::written, rng);
+    whole.add_results(false, Layout::unique, rng);
     std::vector<TensorView> outs;
     std::vector<TensorView> lses;
     for (const auto& [lo, hi] : {std::pair<Index, Index>{0, 30}, {30, 31}, {31, 31}, {31, 80}}) {
@@ -336,11 +337,11 @@ TEST_P(ByType, MergedPartsAreTheWhole) {
       if (packed) {
         part.cu_seqlens_k = whole.add_integers({0, static_cast<std::int32_t>(hi - lo)}, rng);
       }
-      part.out = whole.add_output(GetParam(), shape(tokens, 6, 33), Layout::written, rng);
+      part.out = whole.add_output(GetParam(), shape(tokens, 6, 33), Layout::unique, rng);
       part.lse = whole.add_output(
           whole.statistics(),
-          packed ? std::vector<Index>{6, tokens} : std::vector<Index>{1, 6, tokens},
-          Layout::written, rng);
+          packed ? std::vector<Index>{6, tokens} : std::vector<Index>{1, 6, tokens}, Layout::unique,
+          rng);
       fixture::call(part, onchip::Pass::forward);
       if (lo == hi) fixture::set_where(part.out, [](auto) { return true; }, std::nan(""));
       outs.push_back(part.out);
@@ -368,7 +369,7 @@ TEST(Attention, DropoutMaskFollowsItsCoordinates) {
     options.offset = rng() >> (8 * (n % 8));
     const std::vector<Index> shape{fixture::uniform(rng, 0, 3), fixture::uniform(rng, 1, 3),
                                    fixture::uniform(rng, 0, 20), fixture::uniform(rng, 0, 40)};
-    fixture::Buffer mask(DType::uint8, shape, Layout::written, rng);
+    fixture::Buffer mask(DType::uint8, shape, Layout::unique, rng);
     mask.poison();
     onchip::dropout_mask(mask.view(), options.dropout_p, options.seed, options.offset, {});
     EXPECT_TRUE(mask.guards_intact());

@@ -101,10 +101,9 @@ TEST_P(Degenerate, KeysThatNoRowSeesAreZeroWhateverTheyHold) {
 
 TEST_P(Degenerate, EmptyExtentsGiveZeros) {
   Rng rng(3);
-  for (const Shape& shape : {Shape{.batch = 0, .rows = 5, .keys = 6},
-                             Shape{.batch = 2, .rows = 0, .keys = 6},
-                             Shape{.batch = 2, .rows = 5, .keys = 0},
-                             Shape{.batch = 0, .rows = 0, .keys = 0}}) {
+  for (const Shape& shape :
+       {Shape{.batch = 0, .rows = 5, .keys = 6}, Shape{.batch = 2, .rows = 0, .keys = 6},
+        Shape{.batch = 2, .rows = 5, .keys = 0}, Shape{.batch = 0, .rows = 0, .keys = 0}}) {
     const auto problem = dense(GetParam(), shape, rng);
     onchip::Attention& a = problem->attention;
     a.sinks = problem->add(problem->statistics(), {1}, Layout::dense, rng);
@@ -215,8 +214,8 @@ void expect_same_spread(const Problem& problem) {
 }
 
 std::unique_ptr<Problem> masked_problem(DType dtype, std::uint64_t seed, Rng& rng) {
-  const Shape shape{.batch = 2, .rows = 70, .keys = 213, .heads = 4, .heads_kv = 2, .dim = 24,
-                    .dim_v = 17};
+  const Shape shape{
+      .batch = 2, .rows = 70, .keys = 213, .heads = 4, .heads_kv = 2, .dim = 24, .dim_v = 17};
   auto problem = dense(dtype, shape, rng);
   onchip::Attention& a = problem->attention;
   a.options.causal = seed % 2 == 0;
@@ -228,8 +227,7 @@ std::unique_ptr<Problem> masked_problem(DType dtype, std::uint64_t seed, Rng& rn
   return problem;
 }
 
-class Propagation
-    : public ::testing::TestWithParam<std::tuple<DType, const char*, double>> {};
+class Propagation : public ::testing::TestWithParam<std::tuple<DType, const char*, double>> {};
 
 TEST_P(Propagation, ReachesTheRowsThatSeeItAndNoOther) {
   const auto& [dtype, name, value] = GetParam();
@@ -258,7 +256,9 @@ TEST_P(Propagation, ReachesTheRowsThatSeeItAndNoOther) {
 std::string name_of_propagation(const ::testing::TestParamInfo<Propagation::ParamType>& info) {
   const double value = std::get<2>(info.param);
   return std::string(onchip::name_of(std::get<0>(info.param))) + "_" + std::get<1>(info.param) +
-         (std::isnan(value) ? "_nan" : value > 0 ? "_inf" : "_minus_inf");
+         (std::isnan(value) ? "_nan"
+          : value > 0       ? "_inf"
+                            : "_minus_inf");
 }
 
 INSTANTIATE_TEST_SUITE_P(Degenerate, Propagation,
@@ -316,9 +316,12 @@ TEST_P(Degenerate, BiasOfMinusInfinityHidesKeys) {
     onchip::Attention& a = problem->attention;
     a.options.causal = causal;
     a.bias = problem->add(GetParam(), {2, 1, 50, 140}, Layout::dense, rng);
-    fixture::set_where(a.bias, [&](auto at) {
-      return at[3] % 7 == 0 || at[2] == 13 || at[3] < 100 || fixture::chance(rng, 0.2);
-    }, -kInfinity);
+    fixture::set_where(
+        a.bias,
+        [&](auto at) {
+          return at[3] % 7 == 0 || at[2] == 13 || at[3] < 100 || fixture::chance(rng, 0.2);
+        },
+        -kInfinity);
     problem->add_results(true, Layout::dense, rng);
     run(*problem);
     problem->expect_right(true);
@@ -334,8 +337,15 @@ TEST_P(Degenerate, BiasOfMinusInfinityHidesKeys) {
 
 TEST_P(Degenerate, WindowsOfAnyWidthOnAnyLengths) {
   constexpr Index kHuge = Index{1} << 62;
-  const std::array<std::pair<Index, Index>, 9> windows{
-      {{0, 0}, {5, -1}, {-1, 3}, {300, 300}, {kHuge, kHuge}, {kHuge, 0}, {0, kHuge}, {2, 1}, {-1, 0}}};
+  const std::array<std::pair<Index, Index>, 9> windows{{{0, 0},
+                                                        {5, -1},
+                                                        {-1, 3},
+                                                        {300, 300},
+                                                        {kHuge, kHuge},
+                                                        {kHuge, 0},
+                                                        {0, kHuge},
+                                                        {2, 1},
+                                                        {-1, 0}}};
   Rng rng(8);
   for (const auto& [rows, keys] :
        {std::pair<Index, Index>{1, 1}, {1, 120}, {120, 1}, {33, 90}, {90, 33}, {64, 64}}) {

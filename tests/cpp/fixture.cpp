@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -56,23 +57,24 @@ double scale() {
   return text == nullptr ? 1.0 : std::strtod(text, nullptr);
 }
 
-Buffer::Buffer(DType dtype, const Shape& shape, Layout layout, Rng& rng) {
+Buffer::Buffer(DType dtype, const Shape& shape, Layout layout, Rng& rng, LastStride last_stride) {
   view_.dtype = dtype;
   view_.ndim = static_cast<std::int32_t>(shape.size());
   std::copy(shape.begin(), shape.end(), view_.shape.begin());
-  // Strides grow along `order`; the last axis always comes first.
+  // Strides grow along `order`; the last axis comes first where its stride must be 1.
+  const bool free = last_stride == LastStride::any && layout != Layout::dense;
   std::vector<std::size_t> order;
   for (std::size_t axis = shape.size(); axis-- > 0;) order.push_back(axis);
-  if (layout != Layout::dense) std::shuffle(order.begin() + 1, order.end(), rng);
+  if (layout != Layout::dense) std::shuffle(order.begin() + (free ? 0 : 1), order.end(), rng);
   const auto gap = [&] { return layout == Layout::dense ? 0 : uniform(rng, 0, 2); };
-  Index stride = 1;
+  Index stride = free ? 1 + gap() : 1;
   Index first = 0;
   for (std::size_t axis : order) {
     const Index extent = std::max<Index>(shape[axis], 1);
-    const bool last = axis + 1 == shape.size();
-    if (!last && layout == Layout::read && chance(rng, 0.1)) continue;  // broadcast
+    const bool fixed = layout == Layout::dense || (axis + 1 == shape.size() && !free);
+    if (!fixed && layout == Layout::read && chance(rng, 0.1)) continue;  // broadcast
     view_.stride[axis] = stride;
-    if (!last && (layout == Layout::read || layout == Layout::unique) && chance(rng, 0.2)) {
+    if (!fixed && chance(rng, 0.2)) {
       view_.stride[axis] = -stride;
       first += stride * (extent - 1);
     }
@@ -124,23 +126,27 @@ void fill_normal(const TensorView& view, Rng& rng, double deviation) {
   });
 }
 
-TensorView Problem::add(DType dtype, const Shape& shape, Layout layout, Rng& rng) {
-  inputs_.push_back(std::make_unique<Buffer>(dtype, shape, layout, rng));
+TensorView Problem::add(DType dtype, const Shape& shape, Layout layout, Rng& rng, LastStride last) {
+  inputs_.push_back(std::make_unique<Buffer>(dtype, shape, layout, rng, last));
   fill_normal(inputs_.back()->view(), rng);
   return inputs_.back()->view();
 }
 
-TensorView Problem::add_output(DType dtype, const Shape& shape, Layout layout, Rng& rng) {
-  outputs_.push_back(std::make_unique<Buffer>(
-      dtype, shape, layout == Layout::dense ? layout : Layout::written, rng));
+TensorView Problem::add_output(DType dtype, const Shape& shape, Layout layout, Rng& rng,
+                               LastStride last) {
+  const Layout unique = layout == Layout::dense ? layout : Layout::unique;
+  outputs_.push_back(std::make_unique<Buffer>(dtype, shape, unique, rng, last));
   return outputs_.back()->view();
 }
 
-TensorView Problem::add_integers(const std::vector<std::int32_t>& values, Rng& rng) {
-  inputs_.push_back(std::make_unique<Buffer>(
-      DType::int32, Shape{static_cast<Index>(values.size())}, Layout::dense, rng));
+TensorView Problem::add_integers(const std::vector<std::int32_t>& values, Rng& rng, Layout layout) {
+  const Shape shape{static_cast<Index>(values.size())};
+  inputs_.push_back(std::make_unique<Buffer>(DType::int32, shape, layout, rng, LastStride::any));
   const TensorView view = inputs_.back()->view();
-  std::copy(values.begin(), values.end(), static_cast<std::int32_t*>(view.data));
+  for (Index n = 0; n < shape[0]; ++n) {
+    oracle::encode(DType::int32, oracle::address(view, std::array{n}),
+                   values[static_cast<std::size_t>(n)]);
+  }
   return view;
 }
 
@@ -154,16 +160,22 @@ void Problem::add_results(bool backward, Layout layout, Rng& rng) {
   out.back() = a.v.shape[static_cast<std::size_t>(a.v.ndim - 1)];
   const Shape lse = a.q.ndim == 3 ? Shape{out[1], out[0]} : Shape{out[0], out[2], out[1]};
   a.out = add_output(a.q.dtype, out, layout, rng);
-  a.lse = add_output(statistics(), lse, layout, rng);
+  a.lse = add_output(statistics(), lse, layout, rng, LastStride::any);
   if (!backward) return;
   const Layout unique = layout == Layout::dense ? layout : Layout::unique;
   a.dout = add(a.q.dtype, out, unique, rng);
-  if (layout != Layout::dense && chance(rng, 0.5)) a.dlse = add(statistics(), lse, unique, rng);
+  if (layout != Layout::dense && chance(rng, 0.5)) {
+    a.dlse = add(statistics(), lse, unique, rng, LastStride::any);
+  }
   a.dq = add_output(a.q.dtype, shape_of(a.q), layout, rng);
   a.dk = add_output(a.q.dtype, shape_of(a.k), layout, rng);
   a.dv = add_output(a.q.dtype, shape_of(a.v), layout, rng);
-  if (a.bias.given()) a.dbias = add_output(a.bias.dtype, shape_of(a.bias), layout, rng);
-  if (a.sinks.given()) a.dsinks = add_output(statistics(), shape_of(a.sinks), layout, rng);
+  if (a.bias.given()) {
+    a.dbias = add_output(a.bias.dtype, shape_of(a.bias), layout, rng, LastStride::any);
+  }
+  if (a.sinks.given()) {
+    a.dsinks = add_output(statistics(), shape_of(a.sinks), layout, rng, LastStride::any);
+  }
 }
 
 Workspace::Workspace(std::size_t bytes)

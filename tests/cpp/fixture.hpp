@@ -27,16 +27,19 @@ bool chance(Rng& rng, double probability);
 double scale();
 
 enum class Layout {
-  dense,    // row-major, no gaps
-  written,  // axes in any order, gaps
-  unique,   // and reversed
-  read,     // and broadcast
+  dense,   // row-major, no gaps
+  unique,  // axes in any order, gaps, reversed; outputs and inputs
+  read,    // and broadcast: inputs only
 };
+
+/// Only q, k, v, out and their gradients must have a last stride of 1.
+enum class LastStride { one, any };
 
 /// The memory of one tensor, guards around and between its elements.
 class Buffer {
  public:
-  Buffer(onchip::DType dtype, const std::vector<std::int64_t>& shape, Layout layout, Rng& rng);
+  Buffer(onchip::DType dtype, const std::vector<std::int64_t>& shape, Layout layout, Rng& rng,
+         LastStride last = LastStride::one);
   [[nodiscard]] const onchip::TensorView& view() const { return view_; }
 
   /// Every element becomes NaN (255 for integers).
@@ -91,11 +94,12 @@ class Problem {
  public:
   onchip::Attention attention;
 
-  onchip::TensorView add(onchip::DType dtype, const std::vector<std::int64_t>& shape,
-                         Layout layout, Rng& rng);
+  onchip::TensorView add(onchip::DType dtype, const std::vector<std::int64_t>& shape, Layout layout,
+                         Rng& rng, LastStride last = LastStride::one);
   onchip::TensorView add_output(onchip::DType dtype, const std::vector<std::int64_t>& shape,
-                                Layout layout, Rng& rng);
-  onchip::TensorView add_integers(const std::vector<std::int32_t>& values, Rng& rng);
+                                Layout layout, Rng& rng, LastStride last = LastStride::one);
+  onchip::TensorView add_integers(const std::vector<std::int32_t>& values, Rng& rng,
+                                  Layout layout = Layout::dense);
 
   /// The type of lse, dlse, slopes and sinks.
   [[nodiscard]] onchip::DType statistics() const;
@@ -122,7 +126,8 @@ std::unique_ptr<Problem> random_problem(const Spec& spec, Rng& rng);
 /// The options and shapes in one line, for messages.
 std::string describe(const onchip::Attention& attention);
 
-/// error <= 2 x naive error + slack (float64: rounding only), NaNs and infinities in the same places.
+/// error <= 2 x naive error + slack (float64: rounding only), NaNs and infinities in the same
+/// places.
 void expect_close(const std::string& name, onchip::DType dtype, const oracle::Tensor& got,
                   const oracle::Tensor& exact, const oracle::Tensor& naive, double slack = 1e-5);
 /// lse: within 1e-4 (float64: rounding only).

@@ -437,13 +437,14 @@ class Computation {
       const double inner = sum(x.v.cols, [&](Index d) { return x.dout(i, d) * r.out(i, d); }) -
                            x.dlse[static_cast<std::size_t>(i)];
       r.dsink -= row.p_sink * inner;
-      for (Index d = 0; d < x.v.cols; ++d) results_.spread += std::pow(x.dout(i, d) * r.out(i, d), 2);
+      for (Index d = 0; d < x.v.cols; ++d)
+        results_.spread += std::pow(x.dout(i, d) * r.out(i, d), 2);
       for (std::size_t n = 0; n < row.seen.size(); ++n) {
         const Index j = row.seen[n];
         const double factor = dropout(s, h, i, j);
         const double weight = keep(row.p[n] * factor);
-        const double dp = keep(
-            factor * keep(sum(x.v.cols, [&](Index d) { return x.dout(i, d) * x.v(j, d); })));
+        const double dp =
+            keep(factor * keep(sum(x.v.cols, [&](Index d) { return x.dout(i, d) * x.v(j, d); })));
         r.ds(i, j) = keep(row.p[n] * (dp - inner));
         const double through = keep(r.ds(i, j) * row.slope[n]);
         for (Index d = 0; d < x.v.cols; ++d) add(r.dv(j, d), weight * x.dout(i, d));

@@ -122,8 +122,8 @@ class Builder {
 
   void add_lengths() {
     if (spec_.packed) {
-      a().cu_seqlens_q = problem_->add_integers(starts(x_.rows), rng_);
-      if (!spec_.paged) a().cu_seqlens_k = problem_->add_integers(starts(x_.keys), rng_);
+      a().cu_seqlens_q = problem_->add_integers(starts(x_.rows), rng_, layout_);
+      if (!spec_.paged) a().cu_seqlens_k = problem_->add_integers(starts(x_.keys), rng_, layout_);
     }
     const auto cut = [&](const std::vector<std::int32_t>& lengths) {
       std::vector<std::int32_t> used(lengths);
@@ -134,11 +134,11 @@ class Builder {
     x_.keys_used = x_.keys;
     if (ragged() && chance(rng_, 0.3)) {
       x_.rows_used = cut(x_.rows);
-      a().seqused_q = problem_->add_integers(x_.rows_used, rng_);
+      a().seqused_q = problem_->add_integers(x_.rows_used, rng_, layout_);
     }
     if (spec_.paged || (ragged() && chance(rng_, 0.3))) {
       x_.keys_used = cut(x_.keys);
-      a().seqused_k = problem_->add_integers(x_.keys_used, rng_);
+      a().seqused_k = problem_->add_integers(x_.keys_used, rng_, layout_);
     }
     if (spec_.paged) add_block_table();
   }
@@ -149,7 +149,7 @@ class Builder {
     std::iota(pages.begin(), pages.end(), 0);
     std::shuffle(pages.begin(), pages.end(), rng_);
     a().block_table =
-        problem_->add(DType::int32, {x_.batch, max_pages_}, Layout::written, rng_);
+        problem_->add(DType::int32, {x_.batch, max_pages_}, Layout::unique, rng_, LastStride::any);
     std::size_t next = 0;
     oracle::for_each_index(Shape{x_.batch, max_pages_}, [&](std::span<const Index> at) {
       const bool needed = at[1] * page_size_ < x_.keys_used[static_cast<std::size_t>(at[0])];
@@ -183,10 +183,12 @@ class Builder {
     const DType statistics = problem_->statistics();
     if (chance(rng_, 0.2)) {
       const Shape shape = chance(rng_, 0.5) ? Shape{x_.heads()} : Shape{x_.batch, x_.heads()};
-      a().alibi_slopes = problem_->add(statistics, shape, layout_, rng_);
+      a().alibi_slopes = problem_->add(statistics, shape, layout_, rng_, LastStride::any);
       fill_normal(a().alibi_slopes, rng_, 0.1);
     }
-    if (chance(rng_, 0.25)) a().sinks = problem_->add(statistics, {x_.heads()}, layout_, rng_);
+    if (chance(rng_, 0.25)) {
+      a().sinks = problem_->add(statistics, {x_.heads()}, layout_, rng_, LastStride::any);
+    }
     if (chance(rng_, 0.35)) add_bias(chance(rng_, 0.5) ? spec_.dtype : statistics);
   }
 
@@ -204,10 +206,11 @@ class Builder {
     for (Index& extent : shape) {
       if (chance(rng_, 0.4)) extent = 1;
     }
-    a().bias = problem_->add(dtype, shape, layout_, rng_);
+    a().bias = problem_->add(dtype, shape, layout_, rng_, LastStride::any);
     if (chance(rng_, 0.3)) {
-      set_where(a().bias, [&](auto) { return chance(rng_, 0.2); },
-                -std::numeric_limits<double>::infinity());
+      set_where(
+          a().bias, [&](auto) { return chance(rng_, 0.2); },
+          -std::numeric_limits<double>::infinity());
     }
   }
 
@@ -239,14 +242,18 @@ class Builder {
     if (!view.given()) return;
     const std::vector<std::int32_t>& used = keys ? x_.keys_used : x_.rows_used;
     const std::vector<std::int32_t> start = starts(keys ? x_.keys : x_.rows);
-    set_where(view, [&](std::span<const Index> at) {
-      if (!spec_.packed) return at[heads_first ? 2 : 1] >= used[static_cast<std::size_t>(at[0])];
-      const Index token = at[heads_first ? 1 : 0];
-      for (std::size_t b = 0; b < used.size(); ++b) {
-        if (token >= start[b] && token < start[b] + used[b]) return false;
-      }
-      return true;
-    }, spec_.poison);
+    set_where(
+        view,
+        [&](std::span<const Index> at) {
+          if (!spec_.packed)
+            return at[heads_first ? 2 : 1] >= used[static_cast<std::size_t>(at[0])];
+          const Index token = at[heads_first ? 1 : 0];
+          for (std::size_t b = 0; b < used.size(); ++b) {
+            if (token >= start[b] && token < start[b] + used[b]) return false;
+          }
+          return true;
+        },
+        spec_.poison);
   }
 
   void poison_pages() {
@@ -254,8 +261,7 @@ class Builder {
     for (Index b = 0; b < x_.batch; ++b) {
       for (Index j = 0; j < x_.keys_used[static_cast<std::size_t>(b)]; ++j) {
         const std::array<Index, 2> entry{b, j / page_size_};
-        const double page =
-            oracle::decode(DType::int32, oracle::address(a().block_table, entry));
+        const double page = oracle::decode(DType::int32, oracle::address(a().block_table, entry));
         needed.emplace(static_cast<Index>(page), j % page_size_);
       }
     }
@@ -278,9 +284,10 @@ class Builder {
         needed.insert(entry);
       });
     }
-    set_where(a().bias, [&](std::span<const Index> at) {
-      return !needed.contains({at[0], at[1], at[2], at[3]});
-    }, spec_.poison);
+    set_where(
+        a().bias,
+        [&](std::span<const Index> at) { return !needed.contains({at[0], at[1], at[2], at[3]}); },
+        spec_.poison);
   }
 
   Spec spec_;

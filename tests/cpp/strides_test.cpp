@@ -20,7 +20,8 @@ using Shape = std::vector<Index>;
 
 constexpr Index kFar = (Index{1} << 31) + 24;  // elements
 
-/// A tensor with the stride `kFar` (or its negative) along one axis and dense ones along the others.
+/// A tensor with the stride `kFar` (or its negative) along one axis and dense ones along the
+/// others.
 class FarTensor {
  public:
   FarTensor(DType dtype, const Shape& shape, std::size_t far_axis, bool reversed) {
@@ -121,7 +122,8 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(PageStrides, PastTwoToThe31) {
   const FarTensor k(DType::float16, {3, 2, 1, 8}, 0, false);
   const FarTensor v(DType::float16, {3, 2, 1, 8}, 0, false);
-  if (!k.mapped() || !v.mapped()) GTEST_SKIP() << "this system refuses to reserve the address space";
+  if (!k.mapped() || !v.mapped())
+    GTEST_SKIP() << "this system refuses to reserve the address space";
   Rng rng(2);
   fixture::Problem problem;
   onchip::Attention& a = problem.attention;
