@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import library
 import onchip
 import oracle
-from casefile import Case
+from comparison import expect_right
 from kinds import KINDS, Array, Kind
 from problems import HypothesisChoices, awkward, random_case
 
@@ -23,39 +23,6 @@ EXAMPLES = settings(
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
-
-
-def expect_right(case: Case, got: dict[str, Array], dtype: str) -> None:
-    exact = case.reference()
-    naive = exact if dtype == "float64" else case.reference(dtype)
-    for name, expected in exact.items():
-        if name == "lse":
-            bound = 1e-11 if dtype == "float64" else 1e-4
-            np.testing.assert_allclose(got[name], expected, rtol=bound, atol=bound, err_msg=name)
-            continue
-        slack = 1e-5
-        if dtype == "float64":
-            slack = 1e-11 * max(1.0, np.abs(expected).max(initial=0.0))
-        elif name not in ("out", "dv"):
-            slack += cancellation(case, exact["out"], dtype, name)
-        oracle.check(name, got[name], expected, naive[name], precision=dtype, slack=slack)
-
-
-def cancellation(case: Case, out: Array, dtype: str, name: str) -> float:
-    """What rounding `out` may do to a gradient: D_i = dout . out enters each ds.
-
-    In a small problem the naive computation's error is now and then far less than that by luck.
-    """
-    roundoff = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
-    row = ((np.nan_to_num(case.inputs["dout"]) * out) ** 2).sum(axis=-1)
-    spread = np.sqrt(row.max(initial=0.0) if name == "dq" else row.sum())
-    q, k, _ = case.qkv
-    scale = case.options.get("scale") or q.shape[-1] ** -0.5
-    factor = {
-        "dq": scale * np.abs(np.nan_to_num(k)).max(initial=0.0),
-        "dk": scale * np.abs(np.nan_to_num(q)).max(initial=0.0),
-    }.get(name, 1.0)
-    return float(2 * roundoff * spread * factor)
 
 
 def with_awkward_strides(kind: Kind, rng: np.random.Generator) -> Kind:
