@@ -90,6 +90,18 @@ __device__ __forceinline__ void gather_rows(std::uint32_t tile, int count, int d
   }
 }
 
+/// kRows rows, `stride` elements apart, whatever their alignment.
+template <int kDim, int kRows, int kThreads, class Element>
+__device__ __forceinline__ void load_tile(std::uint32_t tile, const Element* from, std::int64_t stride, int count,
+                                          int dim, bool aligned) {
+  if (aligned) {
+    load_rows<kDim, kRows, kThreads>(tile, from, stride, count, dim);
+  } else {
+    gather_rows<kDim, kRows, kThreads, Element>(tile, count, dim, false,
+                                                [&](int row) { return from + row * stride; });
+  }
+}
+
 /// Writes rows [first, first + kRows) of a tile, by one warp. Rows from `limit` and columns from `dim`
 /// on are left out. Row r lies at address(r), or, where `stride` > 0, at address(first) and so on.
 template <int kDim, int kRows, class Element, class Address>
