@@ -19,7 +19,8 @@ struct QueryRow {
   int head;
 
   __device__ __forceinline__ bool find(const host::Problem& p) {
-    const std::int64_t number = static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.x / 32;
+    const std::int64_t number =
+        static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.x / 32;
     if (number >= p.total_q * p.heads_q) return false;
     row = number / p.heads_q;
     head = static_cast<int>(number % p.heads_q);
@@ -32,8 +33,8 @@ struct QueryRow {
   }
 };
 
-/// delta = dout.out - dlse; lse2 = lse in base 2, +inf for rows that see nothing, so that their P is 0;
-/// dq_sum = 0.
+/// delta = dout.out - dlse; lse2 = lse in base 2, +inf for rows that see nothing, so that their P
+/// is 0; dq_sum = 0.
 template <class Element>
 __global__ void prepare_rows(const __grid_constant__ host::KernelParams params) {
   const host::Problem& p = params.problem;

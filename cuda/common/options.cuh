@@ -19,7 +19,8 @@ struct RowOptions {
   float slope = 0.0F, diagonal = 0.0F;  // ALiBi: slope |diagonal - j|
   std::int64_t bias = 0;                // offset of bias[b, h, i, 0]
 
-  __device__ __forceinline__ RowOptions(const host::KernelParams& params, const QueryWork& work, int row) {
+  __device__ __forceinline__ RowOptions(const host::KernelParams& params, const QueryWork& work,
+                                        int row) {
     const host::Problem& p = params.problem;
     const host::Sequence& s = work.sequence;
     // Rows past the last are computed and thrown away: let them read what the last one reads.
@@ -45,9 +46,9 @@ __device__ __forceinline__ float load_float(DType dtype, const void* base, std::
 }
 
 /// Contract, rules 1 to 3: q.k to a score in base 2. `slope` receives d softcap / ds.
-__device__ __forceinline__ float option_score(const host::KernelParams& params, const QueryWork& work,
-                                              const RowOptions& row, int j, float scale, float s,
-                                              float& slope) {
+__device__ __forceinline__ float option_score(const host::KernelParams& params,
+                                              const QueryWork& work, const RowOptions& row, int j,
+                                              float scale, float s, float& slope) {
   const host::Problem& p = params.problem;
   s *= scale;
   slope = 1.0F;

@@ -29,7 +29,8 @@ struct QueryWork {
 };
 
 /// Sequence whose tiles include tile `number`; first_tile has B + 1 entries that never fall.
-__device__ inline int find_sequence(const std::int64_t* first_tile, std::int64_t batch, std::int64_t number) {
+__device__ inline int find_sequence(const std::int64_t* first_tile, std::int64_t batch,
+                                    std::int64_t number) {
   std::int64_t low = 0;
   std::int64_t high = batch;
   while (high - low > 1) {
@@ -41,7 +42,8 @@ __device__ inline int find_sequence(const std::int64_t* first_tile, std::int64_t
 
 /// Fills the rows of the tile of rank `rank` of a KV head: later rows, which see more keys under a
 /// causal mask, come first, over all heads of the group.
-__device__ inline void set_query_tile(const host::Problem& p, int rank, int tile_q, QueryWork& work) {
+__device__ inline void set_query_tile(const host::Problem& p, int rank, int tile_q,
+                                      QueryWork& work) {
   const int group = static_cast<int>(p.heads_q) / static_cast<int>(p.heads_kv);
   const int q_rows = static_cast<int>(work.sequence.q_rows);
   const bool shared = q_rows < tile_q;
@@ -55,9 +57,9 @@ __device__ inline void set_query_tile(const host::Problem& p, int rank, int tile
   work.one_head = work.first + work.rows <= q_rows;
 }
 
-/// Dense: sections of heads that share the L2 cache; within one, the longest tiles first. Packed: the
-/// tiles of a head are those that first_tile counts.
-/// The grid has fewer than 2^31 blocks, so that 32-bit division does.
+/// Dense: sections of heads that share the L2 cache; within one, the longest tiles first. Packed:
+/// the tiles of a head are those that first_tile counts. The grid has fewer than 2^31 blocks, so
+/// that 32-bit division does.
 __device__ inline QueryWork find_query_work(const host::KernelParams& params, int tile_q) {
   const host::Problem& p = params.problem;
   QueryWork work;
@@ -105,8 +107,10 @@ __device__ inline TileKeys keys_of(const host::Problem& p, const QueryWork& work
   const std::int64_t diagonal = s.k_len - s.q_len;
   TileKeys keys;
   keys.k_len = static_cast<int>(s.k_len);
-  keys.from = static_cast<int>(p.window_left < 0 ? -kFar : diagonal - min(p.window_left, s.q_len + s.k_len));
-  keys.to = static_cast<int>(p.window_right < 0 ? kFar : diagonal + min(p.window_right, s.q_len + s.k_len) + 1);
+  keys.from = static_cast<int>(
+      p.window_left < 0 ? -kFar : diagonal - min(p.window_left, s.q_len + s.k_len));
+  keys.to = static_cast<int>(
+      p.window_right < 0 ? kFar : diagonal + min(p.window_right, s.q_len + s.k_len) + 1);
   const int first = work.one_head ? work.first : 0;
   const int last = work.one_head ? work.first + work.rows - 1 : static_cast<int>(s.q_rows) - 1;
   keys.lo = keys.first(first);
@@ -127,7 +131,8 @@ struct KeyRows {
   std::int64_t num_pages;
 
   __device__ __forceinline__ KeyRows(const host::KernelParams& params, const void* memory,
-                                     const host::Strides& strides, const host::Sequence& s, int kv_head)
+                                     const host::Strides& strides, const host::Sequence& s,
+                                     int kv_head)
       : base(static_cast<const Element*>(memory)),
         row_stride(strides.row),
         page_stride(strides.batch),
@@ -146,16 +151,18 @@ struct KeyRows {
     if (pages == nullptr) return base + j * row_stride;
     // An entry that names no page reads page 0: a wrong result, never a wrong address.
     const std::int64_t page = pages[j / page_size * pages_stride];
-    return base + (page >= 0 && page < num_pages ? page : 0) * page_stride + j % page_size * row_stride;
+    return base + (page >= 0 && page < num_pages ? page : 0) * page_stride +
+           j % page_size * row_stride;
   }
 };
 
 /// Starts the copy of keys [j0, j0 + kRows) into a tile; keys from `limit` on become zeros.
 template <int kDim, int kRows, int kThreads, class Element>
-__device__ __forceinline__ void load_key_tile(std::uint32_t tile, const KeyRows<Element>& rows, int j0,
-                                              int limit, int dim, bool aligned) {
+__device__ __forceinline__ void load_key_tile(std::uint32_t tile, const KeyRows<Element>& rows,
+                                              int j0, int limit, int dim, bool aligned) {
   if (aligned && rows.pages == nullptr) {
-    load_rows<kDim, kRows, kThreads>(tile, rows.base + j0 * rows.row_stride, rows.row_stride, limit - j0, dim);
+    load_rows<kDim, kRows, kThreads>(tile, rows.base + j0 * rows.row_stride, rows.row_stride,
+                                     limit - j0, dim);
   } else {
     gather_rows<kDim, kRows, kThreads, Element>(tile, limit - j0, dim, aligned,
                                                 [&](int row) { return rows(j0 + row); });
@@ -174,14 +181,16 @@ struct QueryRows {
       : base(static_cast<Element*>(memory)), strides(s), work(&w) {}
   __device__ __forceinline__ Element* operator()(int row) const {
     const host::Sequence& s = work->sequence;
-    return base + host::offset_of(strides, s.batch, s.q_start, work->position_of(row), work->head_of(row));
+    return base +
+           host::offset_of(strides, s.batch, s.q_start, work->position_of(row), work->head_of(row));
   }
 };
 
 /// Starts the copy of a tile of query rows; rows from `count` on become zeros.
 template <int kDim, int kRows, int kThreads, class Element>
-__device__ __forceinline__ void load_query_tile(std::uint32_t tile, const QueryRows<const Element>& rows,
-                                                int count, int dim, bool aligned) {
+__device__ __forceinline__ void load_query_tile(std::uint32_t tile,
+                                                const QueryRows<const Element>& rows, int count,
+                                                int dim, bool aligned) {
   if (aligned && rows.work->one_head) {
     load_rows<kDim, kRows, kThreads>(tile, rows(0), rows.strides.row, count, dim);
   } else {
@@ -190,8 +199,8 @@ __device__ __forceinline__ void load_query_tile(std::uint32_t tile, const QueryR
 }
 
 /// Row of the split partials that belongs to a row of the tile.
-__device__ __forceinline__ std::int64_t partial_row(const host::KernelParams& params, const QueryWork& work,
-                                                    int row) {
+__device__ __forceinline__ std::int64_t partial_row(const host::KernelParams& params,
+                                                    const QueryWork& work, int row) {
   const host::Problem& p = params.problem;
   const host::Sequence& s = work.sequence;
   const std::int64_t start = p.packed ? s.q_start : s.batch * p.seqlen_q;

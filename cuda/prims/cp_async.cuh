@@ -13,7 +13,8 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
 /// Copies 16 bytes, or writes 16 zero bytes where `valid` is false; `from` is then not read.
 __device__ __forceinline__ void copy_16(std::uint32_t to, const void* from, bool valid) {
   const int bytes = valid ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(bytes));
 }
 
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;"); }

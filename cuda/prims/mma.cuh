@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Warp-wide matrix products and the loads that feed them (mma.sync m16n8k16, ldmatrix, sm_80).
 //
-// Accumulator of a 16x8 tile: lane l holds c[0], c[1] at row l/4, columns 2(l%4) + {0, 1}, and c[2],
-// c[3] at row l/4 + 8. Two neighbouring accumulators, packed to 16 bits, are the A operand of the
-// next product: no data moves between lanes.
+// Accumulator of a 16x8 tile: lane l holds c[0], c[1] at row l/4, columns 2(l%4) + {0, 1}, and
+// c[2], c[3] at row l/4 + 8. Two neighbouring accumulators, packed to 16 bits, are the A operand of
+// the next product: no data moves between lanes.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -35,11 +35,12 @@ __device__ __forceinline__ Fragment load_matrix_transposed(std::uint32_t address
 
 /// c += a . b for one 16x8 tile and 16 steps of depth, in float32.
 template <class Element>
-__device__ __forceinline__ void mma(float (&c)[4], const Fragment& a, std::uint32_t b0, std::uint32_t b1);
+__device__ __forceinline__ void mma(float (&c)[4], const Fragment& a, std::uint32_t b0,
+                                    std::uint32_t b1);
 
 template <>
-__device__ __forceinline__ void mma<__nv_bfloat16>(float (&c)[4], const Fragment& a, std::uint32_t b0,
-                                                   std::uint32_t b1) {
+__device__ __forceinline__ void mma<__nv_bfloat16>(float (&c)[4], const Fragment& a,
+                                                   std::uint32_t b0, std::uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
       "{%8, %9}, {%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])

@@ -16,9 +16,9 @@ __device__ __forceinline__ std::uint32_t chunk_offset(int row, int chunk) {
   return static_cast<std::uint32_t>((row * (kDim / 8) + (chunk ^ (row & 7))) * 16);
 }
 
-/// A lane's place in a 16 x 16 block of a tile for matrix loads: the address of its row and half row
-/// in block (0, 0). Block (row, column) is then a constant away, see block_address.
-/// Lanes 0-15 name the 16 rows, lanes 16-31 their right halves.
+/// A lane's place in a 16 x 16 block of a tile for matrix loads: the address of its row and half
+/// row in block (0, 0). Block (row, column) is then a constant away, see block_address. Lanes 0-15
+/// name the 16 rows, lanes 16-31 their right halves.
 template <int kDim>
 __device__ __forceinline__ std::uint32_t rows_first(std::uint32_t tile, int lane) {
   return tile + chunk_offset<kDim>(lane % 16, lane / 16);
@@ -30,10 +30,11 @@ __device__ __forceinline__ std::uint32_t columns_first(std::uint32_t tile, int l
   return tile + chunk_offset<kDim>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 }
 
-/// Columns 16 apart are chunks 2 apart, which the swizzle turns into a flip of address bits 5 and 6;
-/// tiles begin at multiples of 128 bytes. Rows 16 apart keep their swizzle.
+/// Columns 16 apart are chunks 2 apart, which the swizzle turns into a flip of address bits 5 and
+/// 6; tiles begin at multiples of 128 bytes. Rows 16 apart keep their swizzle.
 template <int kDim>
-__device__ __forceinline__ std::uint32_t block_address(std::uint32_t lane_place, int row, int column) {
+__device__ __forceinline__ std::uint32_t block_address(std::uint32_t lane_place, int row,
+                                                       int column) {
   return (lane_place ^ static_cast<std::uint32_t>(column % 4 * 32)) +
          static_cast<std::uint32_t>(row * 32 * kDim + column / 4 * 128);
 }
@@ -45,7 +46,8 @@ __device__ __forceinline__ void copy_elements(std::uint32_t to, const Element* f
   if (valid) {
     const auto* bits = reinterpret_cast<const std::uint16_t*>(from);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) words[i] = bits[2 * i] | static_cast<std::uint32_t>(bits[2 * i + 1]) << 16;
+    for (int i = 0; i < 4; ++i)
+      words[i] = bits[2 * i] | static_cast<std::uint32_t>(bits[2 * i + 1]) << 16;
   }
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]), "r"(words[1]),
                "r"(words[2]), "r"(words[3])
@@ -55,8 +57,8 @@ __device__ __forceinline__ void copy_elements(std::uint32_t to, const Element* f
 /// Starts the copy of kRows rows, `stride` elements apart, into a tile. Rows from `count` on, and
 /// columns from `dim` on, become zeros and are not read. Rows begin at multiples of 16 bytes.
 template <int kDim, int kRows, int kThreads, class Element>
-__device__ __forceinline__ void load_rows(std::uint32_t tile, const Element* from, std::int64_t stride,
-                                          int count, int dim) {
+__device__ __forceinline__ void load_rows(std::uint32_t tile, const Element* from,
+                                          std::int64_t stride, int count, int dim) {
   constexpr int kChunks = kDim / 8;
   constexpr int kStep = kThreads / kChunks;  // rows of one pass
   static_assert(kRows % kStep == 0 && kThreads % kChunks == 0, "whole passes");
@@ -73,7 +75,8 @@ __device__ __forceinline__ void load_rows(std::uint32_t tile, const Element* fro
 
 /// The same for rows anywhere, at any alignment: `address(row)` is called for rows below `count`.
 template <int kDim, int kRows, int kThreads, class Element, class Address>
-__device__ __forceinline__ void gather_rows(std::uint32_t tile, int count, int dim, bool aligned, Address address) {
+__device__ __forceinline__ void gather_rows(std::uint32_t tile, int count, int dim, bool aligned,
+                                            Address address) {
   constexpr int kChunks = kDim / 8;
 #pragma unroll 1
   for (int at = static_cast<int>(threadIdx.x); at < kRows * kChunks; at += kThreads) {
@@ -92,8 +95,8 @@ __device__ __forceinline__ void gather_rows(std::uint32_t tile, int count, int d
 
 /// kRows rows, `stride` elements apart, whatever their alignment.
 template <int kDim, int kRows, int kThreads, class Element>
-__device__ __forceinline__ void load_tile(std::uint32_t tile, const Element* from, std::int64_t stride, int count,
-                                          int dim, bool aligned) {
+__device__ __forceinline__ void load_tile(std::uint32_t tile, const Element* from,
+                                          std::int64_t stride, int count, int dim, bool aligned) {
   if (aligned) {
     load_rows<kDim, kRows, kThreads>(tile, from, stride, count, dim);
   } else {
@@ -102,11 +105,12 @@ __device__ __forceinline__ void load_tile(std::uint32_t tile, const Element* fro
   }
 }
 
-/// Writes rows [first, first + kRows) of a tile, by one warp. Rows from `limit` and columns from `dim`
-/// on are left out. Row r lies at address(r), or, where `stride` > 0, at address(first) and so on.
+/// Writes rows [first, first + kRows) of a tile, by one warp. Rows from `limit` and columns from
+/// `dim` on are left out. Row r lies at address(r), or, where `stride` > 0, at address(first) and
+/// so on.
 template <int kDim, int kRows, class Element, class Address>
-__device__ __forceinline__ void store_tile(const char* tile, int first, int limit, int dim, bool aligned,
-                                           std::int64_t stride, Address address) {
+__device__ __forceinline__ void store_tile(const char* tile, int first, int limit, int dim,
+                                           bool aligned, std::int64_t stride, Address address) {
   constexpr int kChunks = kDim / 8;
   constexpr int kStep = 32 / kChunks > 0 ? 32 / kChunks : 1;  // rows of one pass
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -127,7 +131,8 @@ __device__ __forceinline__ void store_tile(const char* tile, int first, int limi
   for (int at = lane; at < kRows * kChunks; at += 32) {
     const int row = first + at / kChunks;
     if (row >= limit || at % kChunks * 8 >= dim) continue;
-    const auto* words = reinterpret_cast<const Element*>(tile + chunk_offset<kDim>(row, at % kChunks));
+    const auto* words =
+        reinterpret_cast<const Element*>(tile + chunk_offset<kDim>(row, at % kChunks));
     Element* to = address(row) + at % kChunks * 8;
 #pragma unroll
     for (int i = 0; i < 8; ++i) to[i] = words[i];

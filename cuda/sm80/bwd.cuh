@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Backward pass on mma.sync: one block owns one tile of keys of a KV head and sweeps the query tiles
-// of every head of the group. Scores are computed transposed, S^T = K . Q^T, so that P^T and dS^T are
-// already the A operands of dV and dK; only dS goes through shared memory, for dQ.
+// Backward pass on mma.sync: one block owns one tile of keys of a KV head and sweeps the query
+// tiles of every head of the group. Scores are computed transposed, S^T = K . Q^T, so that P^T and
+// dS^T are already the A operands of dV and dK; only dS goes through shared memory, for dQ.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +15,10 @@
 
 namespace onchip::cuda::sm80 {
 
-/// One instance. Head dimensions above 128 have no registers for dK and dV at once: there one launch
-/// computes dV (kDv) and another dK and dQ (kDk).
-template <class Element_, int kDim_, int kBr_, int kBc_, int kWarps_, bool kFull_, bool kDv_, bool kDk_, int kParts_,
-          int kQStages_, int kBlocksPerSm_>
+/// One instance. Head dimensions above 128 have no registers for dK and dV at once: there one
+/// launch computes dV (kDv) and another dK and dQ (kDk).
+template <class Element_, int kDim_, int kBr_, int kBc_, int kWarps_, bool kFull_, bool kDv_,
+          bool kDk_, int kParts_, int kQStages_, int kBlocksPerSm_>
 struct Backward {
   using Element = Element_;
   static constexpr int kDim = kDim_, kBr = kBr_, kBc = kBc_, kWarps = kWarps_;
@@ -27,10 +27,10 @@ struct Backward {
   static constexpr int kThreads = kWarps * 32;
   static constexpr int kKeyTiles = kBc / (kWarps * 16);  // 16-key tiles of a warp
   static constexpr int kStages = kQStages_;              // buffers of Q and dO
-  static constexpr int kColumns = kBr / kParts_;         // queries whose scores are in registers at once
-  static constexpr int kKeyBytes = kBc * kDim * 2;       // K or V
-  static constexpr int kQueryBytes = kBr * kDim * 2;     // Q or dO
-  static constexpr int kRowBytes = kBr * 8;              // lse and delta
+  static constexpr int kColumns = kBr / kParts_;    // queries whose scores are in registers at once
+  static constexpr int kKeyBytes = kBc * kDim * 2;  // K or V
+  static constexpr int kQueryBytes = kBr * kDim * 2;  // Q or dO
+  static constexpr int kRowBytes = kBr * 8;           // lse and delta
   static constexpr int kDsBytes = kDk ? kBc * kBr * 2 : 0;
   static constexpr int kSharedBytes =
       (kDk ? 2 : 1) * kKeyBytes + kStages * (2 * kQueryBytes + kRowBytes) + kDsBytes;
@@ -96,10 +96,12 @@ __device__ __forceinline__ void scale_by(const Transposed<T>& factor, Transposed
 
 /// c = keys . queries^T.
 template <class T>
-__device__ __forceinline__ void multiply_transposed(std::uint32_t keys, std::uint32_t queries, Transposed<T>& c) {
+__device__ __forceinline__ void multiply_transposed(std::uint32_t keys, std::uint32_t queries,
+                                                    Transposed<T>& c) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const std::uint32_t a_place = rows_first<T::kDim>(keys + warp * T::kKeyTiles * 32 * T::kDim, lane);
+  const std::uint32_t a_place =
+      rows_first<T::kDim>(keys + warp * T::kKeyTiles * 32 * T::kDim, lane);
   const std::uint32_t b_place = columns_first<T::kDim>(queries, lane);
 #pragma unroll
   for (auto& tile : c.s) {
@@ -111,7 +113,8 @@ __device__ __forceinline__ void multiply_transposed(std::uint32_t keys, std::uin
   Fragment a[2][T::kKeyTiles];
   Fragment b[2];
 #pragma unroll
-  for (int t = 0; t < T::kKeyTiles; ++t) a[0][t] = load_matrix(block_address<T::kDim>(a_place, t, 0));
+  for (int t = 0; t < T::kKeyTiles; ++t)
+    a[0][t] = load_matrix(block_address<T::kDim>(a_place, t, 0));
   b[0] = load_matrix(block_address<T::kDim>(b_place, 0, 0));
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
@@ -119,7 +122,8 @@ __device__ __forceinline__ void multiply_transposed(std::uint32_t keys, std::uin
     for (int n = 0; n < kColumns; ++n) {
       const int i = step * kColumns + n;
       if (i + 1 < kSteps * kColumns) {
-        b[(i + 1) % 2] = load_matrix(block_address<T::kDim>(b_place, (i + 1) % kColumns, (i + 1) / kColumns));
+        b[(i + 1) % 2] =
+            load_matrix(block_address<T::kDim>(b_place, (i + 1) % kColumns, (i + 1) / kColumns));
       }
 #pragma unroll
       for (int t = 0; n == 0 && step + 1 < kSteps && t < T::kKeyTiles; ++t) {
@@ -136,8 +140,8 @@ __device__ __forceinline__ void multiply_transposed(std::uint32_t keys, std::uin
 
 /// sums += weights . queries, the weights (P^T or dS^T) being in registers.
 template <class T, class Sums>
-__device__ __forceinline__ void add_key_sums(const Fragment (&weights)[T::kKeyTiles][T::kColumns / 16],
-                                             std::uint32_t queries, Sums& sums) {
+__device__ __forceinline__ void add_key_sums(
+    const Fragment (&weights)[T::kKeyTiles][T::kColumns / 16], std::uint32_t queries, Sums& sums) {
   const std::uint32_t b_place = rows_first<T::kDim>(queries, static_cast<int>(threadIdx.x) % 32);
   constexpr int kSteps = T::kColumns / 16;
   constexpr int kColumns = T::kDim / 16;
@@ -155,14 +159,16 @@ __device__ __forceinline__ void add_key_sums(const Fragment (&weights)[T::kKeyTi
 #pragma unroll
       for (int t = 0; t < T::kKeyTiles; ++t) {
         mma<typename T::Element>(sums.x[t][2 * n], weights[t][step], b[i % 2].x[0], b[i % 2].x[1]);
-        mma<typename T::Element>(sums.x[t][2 * n + 1], weights[t][step], b[i % 2].x[2], b[i % 2].x[3]);
+        mma<typename T::Element>(sums.x[t][2 * n + 1], weights[t][step], b[i % 2].x[2],
+                                 b[i % 2].x[3]);
       }
     }
   }
 }
 
 template <class T>
-__device__ __forceinline__ void as_operands(const Transposed<T>& c, Fragment (&out)[T::kKeyTiles][T::kColumns / 16]) {
+__device__ __forceinline__ void as_operands(const Transposed<T>& c,
+                                            Fragment (&out)[T::kKeyTiles][T::kColumns / 16]) {
 #pragma unroll
   for (int t = 0; t < T::kKeyTiles; ++t) {
 #pragma unroll
@@ -182,20 +188,23 @@ __device__ __forceinline__ int key_of(int t, int half) {
 
 /// Options of the full instances: scores to base 2; `slope` receives d softcap / ds.
 template <class T>
-__device__ __forceinline__ void apply_options(const host::KernelParams& params, const QueryWork& work, int column,
-                                              int j0, Transposed<T>& scores, Transposed<T>& slope) {
+__device__ __forceinline__ void apply_options(const host::KernelParams& params,
+                                              const QueryWork& work, int column, int j0,
+                                              Transposed<T>& scores, Transposed<T>& slope) {
   const float scale = static_cast<float>(params.problem.scale);
 #pragma unroll
   for (int n = 0; n < T::kColumns / 8; ++n) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      const RowOptions row(params, work, column + 8 * n + 2 * (static_cast<int>(threadIdx.x) % 4) + e);
+      const RowOptions row(params, work,
+                           column + 8 * n + 2 * (static_cast<int>(threadIdx.x) % 4) + e);
 #pragma unroll
       for (int t = 0; t < T::kKeyTiles; ++t) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           float& s = scores.s[t][n][2 * half + e];
-          s = option_score(params, work, row, j0 + key_of<T>(t, half), scale, s, slope.s[t][n][2 * half + e]);
+          s = option_score(params, work, row, j0 + key_of<T>(t, half), scale, s,
+                           slope.s[t][n][2 * half + e]);
         }
       }
     }
@@ -204,8 +213,9 @@ __device__ __forceinline__ void apply_options(const host::KernelParams& params, 
 
 /// Dropout: factor of each weight, 0 or 1 / (1 - p).
 template <class T>
-__device__ __forceinline__ void apply_dropout(const host::KernelParams& params, const QueryWork& work, int column,
-                                              int j0, Transposed<T>& weights, Transposed<T>& dp) {
+__device__ __forceinline__ void apply_dropout(const host::KernelParams& params,
+                                              const QueryWork& work, int column, int j0,
+                                              Transposed<T>& weights, Transposed<T>& dp) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
   for (int n = 0; n < T::kColumns / 8; ++n) {
@@ -216,7 +226,8 @@ __device__ __forceinline__ void apply_dropout(const host::KernelParams& params, 
       for (int t = 0; t < T::kKeyTiles; ++t) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const std::uint32_t word = dropout_word(params, row, (j0 + key_of<T>(t, half)) / 8, lane / 8);
+          const std::uint32_t word =
+              dropout_word(params, row, (j0 + key_of<T>(t, half)) / 8, lane / 8);
           const std::uint32_t draw = lane / 4 % 2 == 0 ? word & 0xffffU : word >> 16;
           const float factor = draw < params.dropout_threshold ? 0.0F : params.kept_scale;
           weights.s[t][n][2 * half + e] *= factor;
@@ -270,7 +281,8 @@ __device__ __forceinline__ void to_score_gradient(const float2* rows, const Tran
 
 /// Pairs that are not visible become exactly 0, whatever was there; i0 is the first query.
 template <class T>
-__device__ __forceinline__ void clear_hidden(const TileKeys& keys, int i0, int j0, Transposed<T>& x) {
+__device__ __forceinline__ void clear_hidden(const TileKeys& keys, int i0, int j0,
+                                             Transposed<T>& x) {
 #pragma unroll
   for (int n = 0; n < T::kColumns / 8; ++n) {
 #pragma unroll
@@ -292,8 +304,8 @@ __device__ __forceinline__ void clear_hidden(const TileKeys& keys, int i0, int j
 
 /// dS^T, packed, to shared memory: rows are keys, columns queries.
 template <class T>
-__device__ __forceinline__ void store_score_gradient(const Fragment (&ds)[T::kKeyTiles][T::kColumns / 16],
-                                                     int column, std::uint32_t tile) {
+__device__ __forceinline__ void store_score_gradient(
+    const Fragment (&ds)[T::kKeyTiles][T::kColumns / 16], int column, std::uint32_t tile) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
   for (int t = 0; t < T::kKeyTiles; ++t) {
@@ -301,7 +313,9 @@ __device__ __forceinline__ void store_score_gradient(const Fragment (&ds)[T::kKe
     for (int n = 0; n < T::kColumns / 16; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const std::uint32_t to = tile + chunk_offset<T::kBr>(key_of<T>(t, i % 2), column / 8 + 2 * n + i / 2) + lane % 4 * 4;
+        const std::uint32_t to =
+            tile + chunk_offset<T::kBr>(key_of<T>(t, i % 2), column / 8 + 2 * n + i / 2) +
+            lane % 4 * 4;
         asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(ds[t][n].x[i]) : "memory");
       }
     }
@@ -310,7 +324,8 @@ __device__ __forceinline__ void store_score_gradient(const Fragment (&ds)[T::kKe
 
 /// dQ of the query tile += dS . K, to float32 sums in device memory.
 template <class T>
-__device__ __forceinline__ void add_dq(std::uint32_t ds, std::uint32_t k, float* sums, int rows, int dim) {
+__device__ __forceinline__ void add_dq(std::uint32_t ds, std::uint32_t k, float* sums, int rows,
+                                       int dim) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int row_tile = warp % T::kDqRowTiles;
@@ -321,9 +336,11 @@ __device__ __forceinline__ void add_dq(std::uint32_t ds, std::uint32_t k, float*
   const std::uint32_t a_place = columns_first<T::kBr>(ds, lane);
   const std::uint32_t b_place = rows_first<T::kDim>(k, lane);
   const std::uint32_t a_column = static_cast<std::uint32_t>(row_tile % 4 * 32);
-  const std::uint32_t a_base = (a_place ^ a_column) + static_cast<std::uint32_t>(row_tile / 4 * 128);
+  const std::uint32_t a_base =
+      (a_place ^ a_column) + static_cast<std::uint32_t>(row_tile / 4 * 128);
   const std::uint32_t b_base = b_place + static_cast<std::uint32_t>(column0 / 64 * 128);
-  static_assert(T::kDqColumns % 64 == 0 || T::kDqColumns == 32, "column0 is a multiple of 64, or of 32");
+  static_assert(T::kDqColumns % 64 == 0 || T::kDqColumns == 32,
+                "column0 is a multiple of 64, or of 32");
   const std::uint32_t b_flip = static_cast<std::uint32_t>(column0 % 64 * 2);
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
@@ -342,7 +359,8 @@ __device__ __forceinline__ void add_dq(std::uint32_t ds, std::uint32_t k, float*
     float* to = sums + row * static_cast<std::int64_t>(dim) + column0 + 2 * (lane % 4);
     if (dim == T::kDim) {
 #pragma unroll
-      for (int n = 0; n < 2 * kColumns; ++n) add_pair(to + 8 * n, c[n][2 * half], c[n][2 * half + 1]);
+      for (int n = 0; n < 2 * kColumns; ++n)
+        add_pair(to + 8 * n, c[n][2 * half], c[n][2 * half + 1]);
       continue;
     }
 #pragma unroll
@@ -354,9 +372,10 @@ __device__ __forceinline__ void add_dq(std::uint32_t ds, std::uint32_t k, float*
 
 /// dK or dV of this block's keys through shared memory (each warp its own rows) to device memory.
 template <class T>
-__device__ __forceinline__ void store_keys(const host::KernelParams& params, const KeyWork& work, char* shared,
-                                           std::uint32_t tile, float factor, const KeySums<T, true>& sums,
-                                           void* to, const host::Strides& strides, int dim) {
+__device__ __forceinline__ void store_keys(const host::KernelParams& params, const KeyWork& work,
+                                           char* shared, std::uint32_t tile, float factor,
+                                           const KeySums<T, true>& sums, void* to,
+                                           const host::Strides& strides, int dim) {
   using Element = typename T::Element;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -368,23 +387,25 @@ __device__ __forceinline__ void store_keys(const host::KernelParams& params, con
       for (int half = 0; half < 2; ++half) {
         const float* x = sums.x[t][n] + 2 * half;
         const std::uint32_t at = tile + chunk_offset<T::kDim>(key_of<T>(t, half), n) + lane % 4 * 4;
-        asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(pack<Element>(x[0] * factor, x[1] * factor))
+        asm volatile("st.shared.b32 [%0], %1;" ::"r"(at),
+                     "r"(pack<Element>(x[0] * factor, x[1] * factor))
                      : "memory");
       }
     }
   }
   __syncwarp();
   const host::Sequence& s = work.sequence;
-  Element* base = static_cast<Element*>(to) + host::offset_of(strides, s.batch, s.k_start, work.first, work.kv_head);
+  Element* base = static_cast<Element*>(to) +
+                  host::offset_of(strides, s.batch, s.k_start, work.first, work.kv_head);
   store_tile<T::kDim, 16 * T::kKeyTiles, Element>(
-      shared + (tile - shared_address(shared)), warp * 16 * T::kKeyTiles, work.rows, dim, params.aligned, strides.row,
-      [&](int row) { return base + row * strides.row; });
+      shared + (tile - shared_address(shared)), warp * 16 * T::kKeyTiles, work.rows, dim,
+      params.aligned, strides.row, [&](int row) { return base + row * strides.row; });
 }
 
 /// The query tiles of one head that meet this block's keys: the main loop.
 template <class T>
-__device__ __forceinline__ void backward_head(const host::KernelParams& params, const KeyWork& work, int head,
-                                              const BackwardTiles<T>& tiles, char* shared,
+__device__ __forceinline__ void backward_head(const host::KernelParams& params, const KeyWork& work,
+                                              int head, const BackwardTiles<T>& tiles, char* shared,
                                               KeySums<T, T::kDk>& dk, KeySums<T, T::kDv>& dv) {
   using Element = typename T::Element;
   const host::Problem& p = params.problem;
@@ -403,21 +424,26 @@ __device__ __forceinline__ void backward_head(const host::KernelParams& params, 
   const int end = (min(q_len, j_end - keys.from) + T::kBr - 1) / T::kBr;
   if (j_end <= j0 || begin >= end) return;
 
-  const Element* q = static_cast<const Element*>(params.operands.q) + host::offset_of(p.q, s.batch, s.q_start, 0, head);
-  const Element* dout =
-      static_cast<const Element*>(params.operands.dout) + host::offset_of(p.dout, s.batch, s.q_start, 0, head);
+  const Element* q = static_cast<const Element*>(params.operands.q) +
+                     host::offset_of(p.q, s.batch, s.q_start, 0, head);
+  const Element* dout = static_cast<const Element*>(params.operands.dout) +
+                        host::offset_of(p.dout, s.batch, s.q_start, 0, head);
   const std::int64_t row0 = query_row(params, s, head);
   const auto load = [&](int tile) {
     const int i0 = tile * T::kBr;
     const std::uint32_t stage = tile % T::kStages;
-    load_tile<T::kDim, T::kBr, T::kThreads>(tiles.q + stage * T::kQueryBytes, q + i0 * p.q.row, p.q.row, q_len - i0,
-                                            static_cast<int>(p.dim), params.aligned);
-    load_tile<T::kDim, T::kBr, T::kThreads>(tiles.dout + stage * T::kQueryBytes, dout + i0 * p.dout.row, p.dout.row,
-                                            q_len - i0, static_cast<int>(p.dim_v), params.aligned);
+    load_tile<T::kDim, T::kBr, T::kThreads>(tiles.q + stage * T::kQueryBytes, q + i0 * p.q.row,
+                                            p.q.row, q_len - i0, static_cast<int>(p.dim),
+                                            params.aligned);
+    load_tile<T::kDim, T::kBr, T::kThreads>(tiles.dout + stage * T::kQueryBytes,
+                                            dout + i0 * p.dout.row, p.dout.row, q_len - i0,
+                                            static_cast<int>(p.dim_v), params.aligned);
     if (static_cast<int>(threadIdx.x) < T::kBr) {
       const int i = i0 + static_cast<int>(threadIdx.x);
-      auto* to = reinterpret_cast<float2*>(shared + (tiles.rows - tiles.k) + stage * T::kRowBytes) + threadIdx.x;
-      *to = i < q_len ? make_float2(params.lse2[row0 + i], params.delta[row0 + i]) : make_float2(kInfinity, 0.0F);
+      auto* to = reinterpret_cast<float2*>(shared + (tiles.rows - tiles.k) + stage * T::kRowBytes) +
+                 threadIdx.x;
+      *to = i < q_len ? make_float2(params.lse2[row0 + i], params.delta[row0 + i])
+                      : make_float2(kInfinity, 0.0F);
     }
     copy_commit();
   };
@@ -437,7 +463,8 @@ __device__ __forceinline__ void backward_head(const host::KernelParams& params, 
     if (T::kStages > 1 && tile + 1 < end) load(tile + 1);
     const std::uint32_t q_tile = tiles.q + stage * T::kQueryBytes;
     const std::uint32_t dout_tile = tiles.dout + stage * T::kQueryBytes;
-    const auto* rows = reinterpret_cast<const float2*>(shared + (tiles.rows - tiles.k) + stage * T::kRowBytes);
+    const auto* rows =
+        reinterpret_cast<const float2*>(shared + (tiles.rows - tiles.k) + stage * T::kRowBytes);
     const int i_last = min(i0 + T::kBr, q_len) - 1;
     const bool masked = keys.first(i_last) > j0 || keys.end(i0) < j0 + T::kBc;
     query.first = i0;
@@ -476,7 +503,8 @@ __device__ __forceinline__ void backward_head(const host::KernelParams& params, 
     }
     if (T::kDk && params.dq_sum != nullptr) {
       __syncthreads();
-      add_dq<T>(tiles.ds, tiles.k, params.dq_sum + (row0 + i0) * p.dim, query.rows, static_cast<int>(p.dim));
+      add_dq<T>(tiles.ds, tiles.k, params.dq_sum + (row0 + i0) * p.dim, query.rows,
+                static_cast<int>(p.dim));
     }
   }
 }
@@ -492,27 +520,32 @@ __global__ __launch_bounds__(T::kThreads, T::kBlocksPerSm) void backward_kernel(
   const host::Sequence& s = work.sequence;
   const BackwardTiles<T> tiles(shared_address(shared));
   const int keys = static_cast<int>(s.k_len) - work.first;
-  const Element* k = static_cast<const Element*>(params.operands.k) + host::offset_of(p.k, s.batch, s.k_start, work.first, work.kv_head);
-  const Element* v = static_cast<const Element*>(params.operands.v) + host::offset_of(p.v, s.batch, s.k_start, work.first, work.kv_head);
-  load_tile<T::kDim, T::kBc, T::kThreads>(tiles.k, k, p.k.row, keys, static_cast<int>(p.dim), params.aligned);
+  const Element* k = static_cast<const Element*>(params.operands.k) +
+                     host::offset_of(p.k, s.batch, s.k_start, work.first, work.kv_head);
+  const Element* v = static_cast<const Element*>(params.operands.v) +
+                     host::offset_of(p.v, s.batch, s.k_start, work.first, work.kv_head);
+  load_tile<T::kDim, T::kBc, T::kThreads>(tiles.k, k, p.k.row, keys, static_cast<int>(p.dim),
+                                          params.aligned);
   if constexpr (T::kDk) {
-    load_tile<T::kDim, T::kBc, T::kThreads>(tiles.v, v, p.v.row, keys, static_cast<int>(p.dim_v), params.aligned);
+    load_tile<T::kDim, T::kBc, T::kThreads>(tiles.v, v, p.v.row, keys, static_cast<int>(p.dim_v),
+                                            params.aligned);
   }
   KeySums<T, T::kDk> dk;
   KeySums<T, T::kDv> dv;
   clear(dk);
   clear(dv);
   const int group = static_cast<int>(p.heads_q) / static_cast<int>(p.heads_kv);
-  for (int g = 0; g < group; ++g) backward_head<T>(params, work, work.kv_head * group + g, tiles, shared, dk, dv);
+  for (int g = 0; g < group; ++g)
+    backward_head<T>(params, work, work.kv_head * group + g, tiles, shared, dk, dv);
   copy_wait<0>();
   __syncthreads();
   if constexpr (T::kDk) {
-    store_keys<T>(params, work, shared, tiles.k, static_cast<float>(p.scale), dk, params.operands.dk, p.dk,
-                  static_cast<int>(p.dim));
+    store_keys<T>(params, work, shared, tiles.k, static_cast<float>(p.scale), dk,
+                  params.operands.dk, p.dk, static_cast<int>(p.dim));
   }
   if constexpr (T::kDv) {
-    store_keys<T>(params, work, shared, T::kDk ? tiles.v : tiles.k, 1.0F, dv, params.operands.dv, p.dv,
-                  static_cast<int>(p.dim_v));
+    store_keys<T>(params, work, shared, T::kDk ? tiles.v : tiles.k, 1.0F, dv, params.operands.dv,
+                  p.dv, static_cast<int>(p.dim_v));
   }
 }
 

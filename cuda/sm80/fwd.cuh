@@ -16,7 +16,8 @@ namespace onchip::cuda::sm80 {
 
 /// One instance of the forward kernel. A warp owns 16 * kRowTiles query rows, so that each K and V
 /// fragment read from shared memory feeds kRowTiles products.
-template <class Element_, int kDim_, int kBr_, int kBc_, int kWarps_, bool kFull_, int kBlocksPerSm_>
+template <class Element_, int kDim_, int kBr_, int kBc_, int kWarps_, bool kFull_,
+          int kBlocksPerSm_>
 struct Forward {
   using Element = Element_;
   static constexpr int kDim = kDim_, kBr = kBr_, kBc = kBc_, kWarps = kWarps_;
@@ -32,8 +33,8 @@ struct Forward {
   static_assert(kRowTiles >= 1 && kBr % (kWarps * 16) == 0 && kBc % 16 == 0);
 };
 
-/// Running softmax of a thread's rows. m is the maximum of the scores as the product gives them; l is
-/// this thread's share of the sum, added up over the quad at the end.
+/// Running softmax of a thread's rows. m is the maximum of the scores as the product gives them; l
+/// is this thread's share of the sum, added up over the quad at the end.
 template <class T>
 struct State {
   float o[T::kRowTiles][T::kDim / 8][4];
@@ -71,7 +72,8 @@ __device__ __forceinline__ void multiply_qk(std::uint32_t q, std::uint32_t k, Sc
   Fragment a[2][T::kRowTiles];
   Fragment b[2];
 #pragma unroll
-  for (int t = 0; t < T::kRowTiles; ++t) a[0][t] = load_matrix(block_address<T::kDim>(a_place, t, 0));
+  for (int t = 0; t < T::kRowTiles; ++t)
+    a[0][t] = load_matrix(block_address<T::kDim>(a_place, t, 0));
   b[0] = load_matrix(block_address<T::kDim>(b_place, 0, 0));
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
@@ -79,7 +81,8 @@ __device__ __forceinline__ void multiply_qk(std::uint32_t q, std::uint32_t k, Sc
     for (int n = 0; n < kColumns; ++n) {
       const int i = step * kColumns + n;
       if (i + 1 < kSteps * kColumns) {
-        b[(i + 1) % 2] = load_matrix(block_address<T::kDim>(b_place, (i + 1) % kColumns, (i + 1) / kColumns));
+        b[(i + 1) % 2] =
+            load_matrix(block_address<T::kDim>(b_place, (i + 1) % kColumns, (i + 1) / kColumns));
       }
 #pragma unroll
       for (int t = 0; n == 0 && step + 1 < kSteps && t < T::kRowTiles; ++t) {
@@ -88,7 +91,8 @@ __device__ __forceinline__ void multiply_qk(std::uint32_t q, std::uint32_t k, Sc
 #pragma unroll
       for (int t = 0; t < T::kRowTiles; ++t) {
         mma<typename T::Element>(scores.s[t][2 * n], a[step % 2][t], b[i % 2].x[0], b[i % 2].x[1]);
-        mma<typename T::Element>(scores.s[t][2 * n + 1], a[step % 2][t], b[i % 2].x[2], b[i % 2].x[3]);
+        mma<typename T::Element>(scores.s[t][2 * n + 1], a[step % 2][t], b[i % 2].x[2],
+                                 b[i % 2].x[3]);
       }
     }
   }
@@ -96,7 +100,8 @@ __device__ __forceinline__ void multiply_qk(std::uint32_t q, std::uint32_t k, Sc
 
 /// o += P . V, P being the scores turned weights.
 template <class T>
-__device__ __forceinline__ void multiply_pv(const Scores<T>& weights, std::uint32_t v, State<T>& state) {
+__device__ __forceinline__ void multiply_pv(const Scores<T>& weights, std::uint32_t v,
+                                            State<T>& state) {
   const std::uint32_t b_place = rows_first<T::kDim>(v, static_cast<int>(threadIdx.x) % 32);
   constexpr int kSteps = T::kBc / 16;
   constexpr int kColumns = T::kDim / 16;
@@ -149,8 +154,8 @@ __device__ __forceinline__ void mask_scores(const TileKeys& keys, const QueryWor
 
 /// Softcap, bias and ALiBi; scores leave in base 2.
 template <class T>
-__device__ __forceinline__ void apply_options(const host::KernelParams& params, const QueryWork& work,
-                                              int j0, Scores<T>& scores) {
+__device__ __forceinline__ void apply_options(const host::KernelParams& params,
+                                              const QueryWork& work, int j0, Scores<T>& scores) {
   const int column = j0 + 2 * (static_cast<int>(threadIdx.x) % 4);
   const float scale = static_cast<float>(params.problem.scale);
 #pragma unroll
@@ -170,14 +175,15 @@ __device__ __forceinline__ void apply_options(const host::KernelParams& params, 
 
 /// Weights that dropout drops become 0, after the sum: lse is that without dropout.
 template <class T>
-__device__ __forceinline__ void drop_weights(const host::KernelParams& params, const QueryWork& work,
-                                             int j0, Scores<T>& scores) {
+__device__ __forceinline__ void drop_weights(const host::KernelParams& params,
+                                             const QueryWork& work, int j0, Scores<T>& scores) {
 #pragma unroll
   for (int r = 0; r < T::kRows; ++r) {
     const RowOptions row(params, work, row_of<T>(r));
 #pragma unroll
     for (int n = 0; n < T::kBc / 8; ++n) {
-      const std::uint32_t word = dropout_word(params, row, j0 / 8 + n, static_cast<int>(threadIdx.x) % 4);
+      const std::uint32_t word =
+          dropout_word(params, row, j0 / 8 + n, static_cast<int>(threadIdx.x) % 4);
       float* s = scores.s[r / 2][n] + r % 2 * 2;
       if ((word & 0xffffU) < params.dropout_threshold) s[0] = 0.0F;
       if (word >> 16 < params.dropout_threshold) s[1] = 0.0F;
@@ -219,13 +225,13 @@ __device__ __forceinline__ void online_softmax(float c, Scores<T>& scores, State
 
 /// Writes out and lse of a finished tile, or a split's partial results.
 template <class T>
-__device__ __forceinline__ void finish(const host::KernelParams& params, const QueryWork& work, float c,
-                                       char* shared, State<T>& state);
+__device__ __forceinline__ void finish(const host::KernelParams& params, const QueryWork& work,
+                                       float c, char* shared, State<T>& state);
 
 /// One block's whole work.
 template <class T>
-__device__ __forceinline__ void forward_tile(const host::KernelParams& params, const QueryWork& work,
-                                             char* shared) {
+__device__ __forceinline__ void forward_tile(const host::KernelParams& params,
+                                             const QueryWork& work, char* shared) {
   using Element = typename T::Element;
   const host::Problem& p = params.problem;
   const std::uint32_t q = shared_address(shared);
@@ -234,9 +240,10 @@ __device__ __forceinline__ void forward_tile(const host::KernelParams& params, c
   const host::Sequence& s = work.sequence;
   const TileKeys keys = keys_of(p, work);
   const int part_lo = params.num_splits == 1 ? 0 : static_cast<int>(work.split * params.split_size);
-  const int part_hi = params.num_splits == 1
-                          ? keys.hi
-                          : static_cast<int>(std::min<std::int64_t>(keys.hi, part_lo + params.split_size));
+  const int part_hi =
+      params.num_splits == 1
+          ? keys.hi
+          : static_cast<int>(std::min<std::int64_t>(keys.hi, part_lo + params.split_size));
   // Blocks count from the part's first key, so that a row's bits do not depend on its tile.
   const int first = (max(keys.lo, part_lo) - part_lo) / T::kBc;
   const int last = (part_hi - part_lo + T::kBc - 1) / T::kBc - 1;
@@ -246,10 +253,10 @@ __device__ __forceinline__ void forward_tile(const host::KernelParams& params, c
   const auto load_keys = [&](int block) {
     const int j0 = part_lo + block * T::kBc;
     const std::uint32_t stage = block % T::kStages * T::kStageBytes;
-    load_key_tile<T::kDim, T::kBc, T::kThreads>(k + stage, k_rows, j0, part_hi, static_cast<int>(p.dim),
-                                                params.aligned);
-    load_key_tile<T::kDim, T::kBc, T::kThreads>(v + stage, v_rows, j0, part_hi, static_cast<int>(p.dim_v),
-                                                params.aligned);
+    load_key_tile<T::kDim, T::kBc, T::kThreads>(k + stage, k_rows, j0, part_hi,
+                                                static_cast<int>(p.dim), params.aligned);
+    load_key_tile<T::kDim, T::kBc, T::kThreads>(v + stage, v_rows, j0, part_hi,
+                                                static_cast<int>(p.dim_v), params.aligned);
   };
 
   State<T> state;
@@ -261,11 +268,13 @@ __device__ __forceinline__ void forward_tile(const host::KernelParams& params, c
 #pragma unroll
   for (int r = 0; r < T::kRows; ++r) state.m[r] = -kInfinity, state.l[r] = 0.0F;
 
-  const float c = T::kFull ? 1.0F : static_cast<float>(p.scale) * kLog2e;  // from what the softmax sees to base 2
+  const float c =
+      T::kFull ? 1.0F
+               : static_cast<float>(p.scale) * kLog2e;  // from what the softmax sees to base 2
   if (last >= first) {
     load_query_tile<T::kDim, T::kBr, T::kThreads>(
-        q, QueryRows<const Element>(params.operands.q, p.q, work), work.rows, static_cast<int>(p.dim),
-        params.aligned);
+        q, QueryRows<const Element>(params.operands.q, p.q, work), work.rows,
+        static_cast<int>(p.dim), params.aligned);
     load_keys(last);
     copy_commit();
   }
@@ -279,7 +288,8 @@ __device__ __forceinline__ void forward_tile(const host::KernelParams& params, c
     Scores<T> scores;
     multiply_qk<T>(q, k + stage, scores);
     if constexpr (T::kFull) apply_options<T>(params, work, j0, scores);
-    if (j0 < keys.all_lo || j0 + T::kBc > min(keys.all_hi, part_hi)) mask_scores<T>(keys, work, j0, scores);
+    if (j0 < keys.all_lo || j0 + T::kBc > min(keys.all_hi, part_hi))
+      mask_scores<T>(keys, work, j0, scores);
     online_softmax<T>(c, scores, state);
     if constexpr (T::kFull) {
       if (params.dropout_threshold > 0) drop_weights<T>(params, work, j0, scores);
@@ -298,8 +308,8 @@ __global__ __launch_bounds__(T::kThreads, T::kBlocksPerSm) void forward_kernel(
 }
 
 template <class T>
-__device__ __forceinline__ void finish(const host::KernelParams& params, const QueryWork& work, float c,
-                                       char* shared, State<T>& state) {
+__device__ __forceinline__ void finish(const host::KernelParams& params, const QueryWork& work,
+                                       float c, char* shared, State<T>& state) {
   using Element = typename T::Element;
   const host::Problem& p = params.problem;
   const host::Sequence& s = work.sequence;
@@ -362,15 +372,17 @@ __device__ __forceinline__ void finish(const host::KernelParams& params, const Q
 #pragma unroll
     for (int n = 0; n < T::kDim / 8; ++n) {
       const float* o = state.o[r / 2][n] + r % 2 * 2;
-      asm volatile("st.shared.b32 [%0], %1;" ::"r"(tile + chunk_offset<T::kDim>(row_of<T>(r), n) + lane % 4 * 4),
+      asm volatile("st.shared.b32 [%0], %1;" ::"r"(tile + chunk_offset<T::kDim>(row_of<T>(r), n) +
+                                                   lane % 4 * 4),
                    "r"(pack<Element>(o[0], o[1]))
                    : "memory");
     }
   }
   __syncwarp();
   store_tile<T::kDim, 16 * T::kRowTiles, Element>(
-      shared, static_cast<int>(threadIdx.x) / 32 * 16 * T::kRowTiles, work.rows, dim_v, params.aligned,
-      work.one_head ? p.out.row : 0, QueryRows<Element>(params.operands.out, p.out, work));
+      shared, static_cast<int>(threadIdx.x) / 32 * 16 * T::kRowTiles, work.rows, dim_v,
+      params.aligned, work.one_head ? p.out.row : 0,
+      QueryRows<Element>(params.operands.out, p.out, work));
 }
 
 }  // namespace onchip::cuda::sm80

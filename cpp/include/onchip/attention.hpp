@@ -26,19 +26,19 @@ namespace onchip {
 ///   s += bias[b,h,i,j];  s -= alibi_slopes[h] * |i + c - j|;
 ///   key j is visible iff -window_left <= j - (i + c) <= window_right.
 struct Options {
-  std::optional<double> scale;       ///< Default 1/sqrt(D).
-  bool causal = false;               ///< The same as window_right = 0.
-  std::int64_t window_left = -1;     ///< Keys to the left of the diagonal; -1 = unlimited.
-  std::int64_t window_right = -1;    ///< Keys to the right of the diagonal; -1 = unlimited.
-  double softcap = 0.0;              ///< 0 = off.
-  double dropout_p = 0.0;            ///< In [0, 1); dropped where a Philox lane < round(65536 p).
-  std::uint64_t seed = 0;            ///< Dropout seed; may differ between plan and launch.
-  std::uint64_t offset = 0;          ///< Dropout offset; may differ between plan and launch.
-  bool deterministic = false;        ///< Backward: bitwise repeatable (always so on the CPU).
-  std::int32_t num_splits = 1;       ///< Forward split-KV: 1 = none, 0 = the planner chooses.
-  std::int64_t split_size = 0;       ///< Keys of one split; overrides num_splits when > 0.
-  std::int64_t max_seqlen_q = 0;     ///< Variable length: hint for planning; 0 = unknown.
-  std::int64_t max_seqlen_k = 0;     ///< Variable length: hint for planning; 0 = unknown.
+  std::optional<double> scale;     ///< Default 1/sqrt(D).
+  bool causal = false;             ///< The same as window_right = 0.
+  std::int64_t window_left = -1;   ///< Keys to the left of the diagonal; -1 = unlimited.
+  std::int64_t window_right = -1;  ///< Keys to the right of the diagonal; -1 = unlimited.
+  double softcap = 0.0;            ///< 0 = off.
+  double dropout_p = 0.0;          ///< In [0, 1); dropped where a Philox lane < round(65536 p).
+  std::uint64_t seed = 0;          ///< Dropout seed; may differ between plan and launch.
+  std::uint64_t offset = 0;        ///< Dropout offset; may differ between plan and launch.
+  bool deterministic = false;      ///< Backward: bitwise repeatable (always so on the CPU).
+  std::int32_t num_splits = 1;     ///< Forward split-KV: 1 = none, 0 = the planner chooses.
+  std::int64_t split_size = 0;     ///< Keys of one split; overrides num_splits when > 0.
+  std::int64_t max_seqlen_q = 0;   ///< Variable length: hint for planning; 0 = unknown.
+  std::int64_t max_seqlen_k = 0;   ///< Variable length: hint for planning; 0 = unknown.
 };
 
 /// One attention problem: every tensor it may read or write. Tensors left default are "not given".
@@ -68,8 +68,8 @@ struct Attention {
   TensorView out;  ///< Written by forward, read by backward.
   TensorView lse;  ///< Natural-log log-sum-exp. Optional in forward, read by backward.
 
-  TensorView dout, dlse;                  ///< Backward: incoming gradients; dlse is optional.
-  TensorView dq, dk, dv, dbias, dsinks;   ///< Backward: written; dbias and dsinks are optional.
+  TensorView dout, dlse;                 ///< Backward: incoming gradients; dlse is optional.
+  TensorView dq, dk, dv, dbias, dsinks;  ///< Backward: written; dbias and dsinks are optional.
 };
 
 /// Makes a plan for the device that q lies on. Pure but for reading that device's facts once.

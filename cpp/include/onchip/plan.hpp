@@ -18,18 +18,18 @@ enum class Pass : std::int32_t { forward = 0, backward = 1 };
 
 /// The facts of a device that planning needs.
 struct DeviceInfo {
-  std::string name;                      ///< "H200", or the CPU's instruction set.
+  std::string name;  ///< "H200", or the CPU's instruction set.
   DeviceType type = DeviceType::cpu;
   std::int32_t index = 0;
-  std::int32_t compute_capability = 0;   ///< 90 for sm_90; 0 for a CPU.
-  std::int32_t units = 1;                ///< Streaming multiprocessors, or threads of a CPU.
-  std::int64_t on_chip_bytes = 0;        ///< Shared memory of one block, or L2 of one core.
-  std::int64_t l2_bytes = 0;             ///< L2 of a GPU, last-level cache of a CPU.
-  std::int64_t memory_bytes = 0;         ///< Device memory.
-  double bandwidth = 0;                  ///< Device memory, bytes per second.
-  double flops_16bit = 0;                ///< FLOP per second, float16 and bfloat16.
-  double flops_float32 = 0;              ///< FLOP per second.
-  double flops_float64 = 0;              ///< FLOP per second.
+  std::int32_t compute_capability = 0;  ///< 90 for sm_90; 0 for a CPU.
+  std::int32_t units = 1;               ///< Streaming multiprocessors, or threads of a CPU.
+  std::int64_t on_chip_bytes = 0;       ///< Shared memory of one block, or L2 of one core.
+  std::int64_t l2_bytes = 0;            ///< L2 of a GPU, last-level cache of a CPU.
+  std::int64_t memory_bytes = 0;        ///< Device memory.
+  double bandwidth = 0;                 ///< Device memory, bytes per second.
+  double flops_16bit = 0;               ///< FLOP per second, float16 and bfloat16.
+  double flops_float32 = 0;             ///< FLOP per second.
+  double flops_float64 = 0;             ///< FLOP per second.
 };
 
 /// Facts of a device by name: "cpu" (this machine) or one of `known_devices()`, in any case.
@@ -41,13 +41,13 @@ ONCHIP_API std::vector<std::string> known_devices();
 
 /// Predicted cost. Bytes are those read from and written to device memory.
 struct Cost {
-  double flops = 0;            ///< FLOP of the matrix products, visible scores only.
+  double flops = 0;  ///< FLOP of the matrix products, visible scores only.
   double bytes_read = 0;
   double bytes_written = 0;
-  double intensity = 0;        ///< FLOP per byte.
-  double seconds = 0;          ///< On the roofline: max(flops / peak, bytes / bandwidth).
+  double intensity = 0;  ///< FLOP per byte.
+  double seconds = 0;    ///< On the roofline: max(flops / peak, bytes / bandwidth).
   bool compute_bound = false;
-  double peak_bytes = 0;       ///< Memory beyond the inputs: outputs, lse, workspace.
+  double peak_bytes = 0;  ///< Memory beyond the inputs: outputs, lse, workspace.
 };
 
 /// Everything a plan decided. Plain data; see Plan::explain() for words and a picture.
@@ -66,8 +66,8 @@ struct PlanInfo {
   std::int64_t split_size = 0;     ///< Keys of one part.
   std::int32_t threads = 0;        ///< Workers on a CPU; 0 on a GPU.
   std::size_t workspace_bytes = 0;
-  Cost cost;                       ///< Of this plan.
-  Cost standard;                   ///< Of the standard algorithm, which materialises S and P.
+  Cost cost;      ///< Of this plan.
+  Cost standard;  ///< Of the standard algorithm, which materialises S and P.
 };
 
 namespace detail {

@@ -32,13 +32,15 @@ void check_same(const host::Problem& planned, const host::Problem& now) {
   if (planned.pass != now.pass) differs("the pass (forward or backward)");
   if (!(planned.device == now.device)) differs("the device");
   if (planned.dtype != now.dtype || planned.bias_dtype != now.bias_dtype) differs("a dtype");
-  if (planned.batch != now.batch || planned.seqlen_q != now.seqlen_q || planned.seqlen_k != now.seqlen_k ||
-      planned.total_q != now.total_q || planned.total_k != now.total_k || planned.heads_q != now.heads_q ||
+  if (planned.batch != now.batch || planned.seqlen_q != now.seqlen_q ||
+      planned.seqlen_k != now.seqlen_k || planned.total_q != now.total_q ||
+      planned.total_k != now.total_k || planned.heads_q != now.heads_q ||
       planned.heads_kv != now.heads_kv || planned.dim != now.dim || planned.dim_v != now.dim_v) {
     differs("a shape");
   }
-  if (planned.scale != now.scale || planned.softcap != now.softcap || planned.dropout_p != now.dropout_p ||
-      planned.window_left != now.window_left || planned.window_right != now.window_right) {
+  if (planned.scale != now.scale || planned.softcap != now.softcap ||
+      planned.dropout_p != now.dropout_p || planned.window_left != now.window_left ||
+      planned.window_right != now.window_right) {
     differs("an option");
   }
   differs("a stride, an option or a tensor's presence");
@@ -47,8 +49,8 @@ void check_same(const host::Problem& planned, const host::Problem& now) {
 void check_workspace(const PlanInfo& info, const void* workspace, std::size_t bytes) {
   if (info.workspace_bytes == 0) return;
   if (workspace == nullptr || bytes < info.workspace_bytes) {
-    host::reject("workspace", "has " + std::to_string(workspace == nullptr ? 0 : bytes) + " bytes, expected " +
-                                  std::to_string(info.workspace_bytes));
+    host::reject("workspace", "has " + std::to_string(workspace == nullptr ? 0 : bytes) +
+                                  " bytes, expected " + std::to_string(info.workspace_bytes));
   }
   if (reinterpret_cast<std::uintptr_t>(workspace) % kWorkspaceAlignment != 0) {
     host::reject("workspace", "is not aligned to 256 bytes");
@@ -61,7 +63,8 @@ host::Operands prepare(const Plan& plan, const Attention& problem, Pass pass, co
   const host::Problem now = host::normalise(problem, pass);
   check_same(impl.problem, now);
   const DeviceInfo& planned = impl.info.device;
-  if (planned.type != now.device.type || (planned.type == DeviceType::cuda && planned.memory_bytes == 0)) {
+  if (planned.type != now.device.type ||
+      (planned.type == DeviceType::cuda && planned.memory_bytes == 0)) {
     host::reject("plan", "was made for " + planned.name + ", but q lies elsewhere");
   }
   check_workspace(impl.info, workspace, workspace_bytes);
@@ -79,8 +82,8 @@ host::Strides lse_strides(const TensorView& view) {
 }
 
 /// out and lse of merge_states, or of one part, must have these extents.
-void check_state(const char* out_name, const TensorView& out, const char* lse_name, const TensorView& lse,
-                 const host::MergeProblem& p, bool packed) {
+void check_state(const char* out_name, const TensorView& out, const char* lse_name,
+                 const TensorView& lse, const host::MergeProblem& p, bool packed) {
   if (packed) {
     host::check_shape(out_name, out, {p.rows, p.heads, p.dim_v}, "(total_q, heads_q, Dv)");
     host::check_shape(lse_name, lse, {p.heads, p.rows}, "(heads_q, total_q)");
@@ -100,11 +103,13 @@ void check_state(const char* out_name, const TensorView& out, const char* lse_na
 host::MergeProblem merge_problem(const TensorView& out) {
   const bool packed = out.ndim == 3;
   if (!packed) {
-    host::check_shape("out", out, {host::kAny, host::kAny, host::kAny, host::kAny}, "(B, Sq, heads_q, Dv)");
+    host::check_shape("out", out, {host::kAny, host::kAny, host::kAny, host::kAny},
+                      "(B, Sq, heads_q, Dv)");
   }
   if (out.dtype != DType::float64 && out.dtype != DType::float32 && out.dtype != DType::float16 &&
       out.dtype != DType::bfloat16) {
-    host::reject("out", "dtype is " + std::string(name_of(out.dtype)) + ", expected a floating type");
+    host::reject("out",
+                 "dtype is " + std::string(name_of(out.dtype)) + ", expected a floating type");
   }
   const std::size_t row = packed ? 0 : 1;
   host::MergeProblem p;
@@ -131,20 +136,21 @@ Plan plan(const Attention& problem, Pass pass) {
   return plan(problem, pass, device_of(problem.q.device));
 }
 
-void forward(const Plan& plan, const Attention& problem, void* workspace, std::size_t workspace_bytes,
-             Stream stream) {
+void forward(const Plan& plan, const Attention& problem, void* workspace,
+             std::size_t workspace_bytes, Stream stream) {
   const host::Operands operands = prepare(plan, problem, Pass::forward, workspace, workspace_bytes);
   host::backend_for(problem.q.device.type).forward(plan.impl(), operands, workspace, stream);
 }
 
-void backward(const Plan& plan, const Attention& problem, void* workspace, std::size_t workspace_bytes,
-              Stream stream) {
-  const host::Operands operands = prepare(plan, problem, Pass::backward, workspace, workspace_bytes);
+void backward(const Plan& plan, const Attention& problem, void* workspace,
+              std::size_t workspace_bytes, Stream stream) {
+  const host::Operands operands =
+      prepare(plan, problem, Pass::backward, workspace, workspace_bytes);
   host::backend_for(problem.q.device.type).backward(plan.impl(), operands, workspace, stream);
 }
 
-void merge_states(std::span<const TensorView> outs, std::span<const TensorView> lses, const TensorView& out,
-                  const TensorView& lse, Stream stream) {
+void merge_states(std::span<const TensorView> outs, std::span<const TensorView> lses,
+                  const TensorView& out, const TensorView& lse, Stream stream) {
   constexpr std::size_t kMaxParts = 256;
   if (outs.empty() || outs.size() > kMaxParts) {
     host::reject("outs", "holds " + std::to_string(outs.size()) + " parts, expected 1 to 256");
@@ -169,13 +175,17 @@ void merge_states(std::span<const TensorView> outs, std::span<const TensorView> 
       .merge_states(p, std::span(parts.data(), outs.size()), out.data, lse.data, stream);
 }
 
-void dropout_mask(const TensorView& mask, double p, std::uint64_t seed, std::uint64_t offset, Stream stream) {
-  host::check_shape("mask", mask, {host::kAny, host::kAny, host::kAny, host::kAny}, "(B, heads_q, Sq, Sk)");
+void dropout_mask(const TensorView& mask, double p, std::uint64_t seed, std::uint64_t offset,
+                  Stream stream) {
+  host::check_shape("mask", mask, {host::kAny, host::kAny, host::kAny, host::kAny},
+                    "(B, heads_q, Sq, Sk)");
   host::check_dtype("mask", mask, DType::uint8, "1 is kept, 0 is dropped");
   host::check_writable("mask", mask);
   host::check_memory("mask", mask);
-  if (!(p >= 0.0 && p < 1.0)) host::reject("p", "is " + std::to_string(p) + ", expected 0 <= p < 1");
-  host::backend_for(mask.device.type).dropout_mask(mask, host::dropout_threshold(p), seed, offset, stream);
+  if (!(p >= 0.0 && p < 1.0))
+    host::reject("p", "is " + std::to_string(p) + ", expected 0 <= p < 1");
+  host::backend_for(mask.device.type)
+      .dropout_mask(mask, host::dropout_threshold(p), seed, offset, stream);
 }
 
 }  // namespace onchip

@@ -65,7 +65,9 @@ onchip_status guard(Body body) noexcept {
   }
 }
 
-[[noreturn]] void reject(const std::string& message) { throw Error(ErrorCode::invalid_argument, message); }
+[[noreturn]] void reject(const std::string& message) {
+  throw Error(ErrorCode::invalid_argument, message);
+}
 
 template <class Pointer>
 void check_pointer(const char* name, Pointer pointer) {
@@ -74,7 +76,8 @@ void check_pointer(const char* name, Pointer pointer) {
 
 void check_size(const char* name, std::size_t size) {
   if (size >= sizeof(std::size_t)) return;
-  reject(std::string(name) + ": struct_size is " + std::to_string(size) + ", expected sizeof of the struct");
+  reject(std::string(name) + ": struct_size is " + std::to_string(size) +
+         ", expected sizeof of the struct");
 }
 
 /// `from` by its declared size over the defaults in `known`. What a newer header knows and this
@@ -85,10 +88,11 @@ void read_struct(const char* name, const Struct* from, Struct& known) {
   const std::size_t size = from->struct_size;
   check_size(name, size);
   const auto* bytes = reinterpret_cast<const unsigned char*>(from);
-  if (size > sizeof(Struct) &&
-      std::any_of(bytes + sizeof(Struct), bytes + size, [](unsigned char byte) { return byte != 0; })) {
-    reject(std::string(name) + ": struct_size is " + std::to_string(size) + ", but this library knows " +
-           std::to_string(sizeof(Struct)) + " bytes and the rest asks for something");
+  if (size > sizeof(Struct) && std::any_of(bytes + sizeof(Struct), bytes + size,
+                                           [](unsigned char byte) { return byte != 0; })) {
+    reject(std::string(name) + ": struct_size is " + std::to_string(size) +
+           ", but this library knows " + std::to_string(sizeof(Struct)) +
+           " bytes and the rest asks for something");
   }
   std::memcpy(&known, from, std::min(size, sizeof(Struct)));
   known.struct_size = sizeof(Struct);
@@ -133,7 +137,8 @@ Attention attention_of(const onchip_attention* caller) {
   o.num_splits = args.num_splits, o.split_size = args.split_size;
   o.max_seqlen_q = args.max_seqlen_q, o.max_seqlen_k = args.max_seqlen_k;
   a.q = view_of(args.q), a.k = view_of(args.k), a.v = view_of(args.v);
-  a.bias = view_of(args.bias), a.alibi_slopes = view_of(args.alibi_slopes), a.sinks = view_of(args.sinks);
+  a.bias = view_of(args.bias), a.alibi_slopes = view_of(args.alibi_slopes),
+  a.sinks = view_of(args.sinks);
   a.cu_seqlens_q = view_of(args.cu_seqlens_q), a.cu_seqlens_k = view_of(args.cu_seqlens_k);
   a.seqused_q = view_of(args.seqused_q), a.seqused_k = view_of(args.seqused_k);
   a.block_table = view_of(args.block_table);
@@ -192,7 +197,7 @@ onchip::DeviceInfo from_c(const onchip_device_info* caller) {
 }
 
 onchip_cost to_c(const onchip::Cost& cost) {
-  return {cost.flops,   cost.bytes_read, cost.bytes_written,          cost.intensity,
+  return {cost.flops,   cost.bytes_read, cost.bytes_written,        cost.intensity,
           cost.seconds, cost.peak_bytes, cost.compute_bound ? 1 : 0};
 }
 
@@ -266,13 +271,15 @@ const char* onchip_known_device(int32_t index) {
   }
 }
 
-onchip_status onchip_plan_create(const onchip_attention* args, onchip_pass pass, onchip_plan** plan) {
+onchip_status onchip_plan_create(const onchip_attention* args, onchip_pass pass,
+                                 onchip_plan** plan) {
   return create_plan(plan, [&] { return onchip::plan(attention_of(args), pass_of(pass)); });
 }
 
 onchip_status onchip_plan_create_for_device(const onchip_attention* args, onchip_pass pass,
                                             const onchip_device_info* device, onchip_plan** plan) {
-  return create_plan(plan, [&] { return onchip::plan(attention_of(args), pass_of(pass), from_c(device)); });
+  return create_plan(
+      plan, [&] { return onchip::plan(attention_of(args), pass_of(pass), from_c(device)); });
 }
 
 void onchip_plan_destroy(onchip_plan* plan) { delete plan; }
@@ -312,16 +319,17 @@ onchip_status onchip_forward(const onchip_plan* plan, const onchip_attention* ar
   });
 }
 
-onchip_status onchip_backward(const onchip_plan* plan, const onchip_attention* args, void* workspace,
-                              size_t workspace_bytes, onchip_stream stream) {
+onchip_status onchip_backward(const onchip_plan* plan, const onchip_attention* args,
+                              void* workspace, size_t workspace_bytes, onchip_stream stream) {
   return guard([&] {
     check_pointer("plan", plan);
     onchip::backward(plan->plan, attention_of(args), workspace, workspace_bytes, {stream});
   });
 }
 
-onchip_status onchip_merge_states(const onchip_tensor* outs, const onchip_tensor* lses, size_t count,
-                                  const onchip_tensor* out, const onchip_tensor* lse, onchip_stream stream) {
+onchip_status onchip_merge_states(const onchip_tensor* outs, const onchip_tensor* lses,
+                                  size_t count, const onchip_tensor* out, const onchip_tensor* lse,
+                                  onchip_stream stream) {
   return guard([&] {
     check_pointer("outs", outs);
     check_pointer("lses", lses);
@@ -335,8 +343,8 @@ onchip_status onchip_merge_states(const onchip_tensor* outs, const onchip_tensor
   });
 }
 
-onchip_status onchip_dropout_mask(const onchip_tensor* mask, double p, uint64_t seed, uint64_t offset,
-                                  onchip_stream stream) {
+onchip_status onchip_dropout_mask(const onchip_tensor* mask, double p, uint64_t seed,
+                                  uint64_t offset, onchip_stream stream) {
   return guard([&] {
     check_pointer("mask", mask);
     onchip::dropout_mask(view_of(*mask), p, seed, offset, {stream});
@@ -359,7 +367,8 @@ onchip_status onchip_set_executor(const onchip_executor* executor) {
     read_struct("executor", executor, known);
     if (known.run == nullptr) reject("executor: run is NULL");
     if (known.concurrency < 1 || known.concurrency > INT32_MAX) {
-      reject("executor: concurrency is " + std::to_string(known.concurrency) + ", expected 1 or more");
+      reject("executor: concurrency is " + std::to_string(known.concurrency) +
+             ", expected 1 or more");
     }
     const onchip::Executor copy{known.run, known.self, static_cast<int32_t>(known.concurrency)};
     onchip::set_executor(&copy);

@@ -7,8 +7,9 @@ namespace onchip::host {
 
 const Backend& backend_for(DeviceType type) {
   if (type == DeviceType::cpu) return cpu::cpu_backend();
-  throw Error(ErrorCode::unsupported,
-              "q: lies on a CUDA device, but this build has no CUDA backend; it computes on the CPU only");
+  throw Error(
+      ErrorCode::unsupported,
+      "q: lies on a CUDA device, but this build has no CUDA backend; it computes on the CPU only");
 }
 
 }  // namespace onchip::host

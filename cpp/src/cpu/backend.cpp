@@ -23,11 +23,12 @@ struct MergeRow {
   std::int64_t b, i, h;
 };
 
-void merge_row(const host::MergeProblem& p, std::span<const host::MergePart> parts, const MergeRow& at,
-               void* out, void* lse) {
+void merge_row(const host::MergeProblem& p, std::span<const host::MergePart> parts,
+               const MergeRow& at, void* out, void* lse) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const auto part_lse = [&](const host::MergePart& part) {
-    return load_element<double>(p.stats_dtype, part.lse, host::offset_of(part.lse_strides, at.b, 0, at.i, at.h));
+    return load_element<double>(p.stats_dtype, part.lse,
+                                host::offset_of(part.lse_strides, at.b, 0, at.i, at.h));
   };
   double top = -kInfinity;
   for (const host::MergePart& part : parts) top = std::max(top, part_lse(part));
@@ -39,10 +40,12 @@ void merge_row(const host::MergeProblem& p, std::span<const host::MergePart> par
     for (const host::MergePart& part : parts) {
       const double weight = std::exp(part_lse(part) - base);
       if (weight == 0.0) continue;  // a part that saw nothing may hold anything
-      value += weight * load_element<double>(p.dtype, part.out,
-                                             host::offset_of(part.out_strides, at.b, 0, at.i, at.h) + e);
+      value +=
+          weight * load_element<double>(p.dtype, part.out,
+                                        host::offset_of(part.out_strides, at.b, 0, at.i, at.h) + e);
     }
-    store_element(p.dtype, out, host::offset_of(p.out, at.b, 0, at.i, at.h) + e, sum == 0.0 ? 0.0 : value / sum);
+    store_element(p.dtype, out, host::offset_of(p.out, at.b, 0, at.i, at.h) + e,
+                  sum == 0.0 ? 0.0 : value / sum);
   }
   if (lse == nullptr) return;
   store_element(p.stats_dtype, lse, host::offset_of(p.lse, at.b, 0, at.i, at.h),
@@ -51,7 +54,9 @@ void merge_row(const host::MergeProblem& p, std::span<const host::MergePart> par
 
 class CpuBackend final : public host::Backend {
  public:
-  [[nodiscard]] const DeviceInfo& device(std::int32_t /*index*/) const override { return cpu_device(); }
+  [[nodiscard]] const DeviceInfo& device(std::int32_t /*index*/) const override {
+    return cpu_device();
+  }
 
   void forward(const detail::PlanImpl& plan, const host::Operands& operands, void* workspace,
                Stream /*stream*/) const override {
@@ -67,7 +72,8 @@ class CpuBackend final : public host::Backend {
                     void* lse, Stream /*stream*/) const override {
     auto merge = [&](std::int32_t /*worker*/, std::int64_t task) {
       const MergeRow first{.b = task / p.rows, .i = task % p.rows, .h = 0};
-      for (std::int64_t h = 0; h < p.heads; ++h) merge_row(p, parts, {first.b, first.i, h}, out, lse);
+      for (std::int64_t h = 0; h < p.heads; ++h)
+        merge_row(p, parts, {first.b, first.i, h}, out, lse);
     };
     parallel_for(num_threads(), p.batch * p.rows, merge);
   }
@@ -80,7 +86,8 @@ class CpuBackend final : public host::Backend {
     auto fill = [&](std::int32_t /*worker*/, std::int64_t task) {
       const std::int64_t batch_head = task / shape[2];
       const std::int64_t i = task % shape[2];
-      std::uint8_t* row = to + batch_head / shape[1] * stride[0] + batch_head % shape[1] * stride[1] + i * stride[2];
+      std::uint8_t* row = to + batch_head / shape[1] * stride[0] +
+                          batch_head % shape[1] * stride[1] + i * stride[2];
       PhiloxWords words{};
       for (std::int64_t j = 0; j < shape[3]; ++j) {
         if (j % 8 == 0) words = dropout_words(j, i, batch_head, seed, offset);
@@ -99,7 +106,8 @@ class CpuBackend final : public host::Backend {
     check_lengths(plan.problem, operands);
     // The same call that the planner made, so that both agree on every buffer.
     const host::CpuPlan cpu = host::plan_cpu(plan.problem, plan.info.device.units);
-    (plan.problem.dtype == DType::float64 ? float64 : float32)(plan.problem, cpu, operands, workspace);
+    (plan.problem.dtype == DType::float64 ? float64 : float32)(plan.problem, cpu, operands,
+                                                               workspace);
   }
 };
 

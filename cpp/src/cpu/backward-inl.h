@@ -125,7 +125,8 @@ void backward_tile(const Launch<T>& launch, GradientTile<T>& state,
   if (!tile.reach.empty()) {
     load_gradient_tile<kFull>(launch, scratch, state);
     pack_columns(launch, launch.operands.q, p.q, tile, p.dim, scratch.row, scratch.q_rows);
-    pack_columns(launch, launch.operands.dout, p.dout, tile, p.dim_v, scratch.row, scratch.dout_rows);
+    pack_columns(launch, launch.operands.dout, p.dout, tile, p.dim_v, scratch.row,
+                 scratch.dout_rows);
   }
   const std::int64_t start = tile.reach.lo / launch.plan.tile_k * launch.plan.tile_k;
   for (std::int64_t at = start; at < tile.reach.hi; at += launch.plan.tile_k) {
@@ -135,18 +136,20 @@ void backward_tile(const Launch<T>& launch, GradientTile<T>& state,
   }
   for (std::int64_t r = 0; r < tile.rows; ++r) {
     const T* dq = scratch.dq + r / width * width * p.dim + r % width;
-    for (std::int64_t e = 0; e < p.dim; ++e) scratch.row[e] = dq[e * width] * static_cast<T>(p.scale);
+    for (std::int64_t e = 0; e < p.dim; ++e)
+      scratch.row[e] = dq[e * width] * static_cast<T>(p.scale);
     store_row(p.dtype, scratch.row, p.dim, launch.operands.dq,
-              offset_of(p.dq, tile.sequence.batch, tile.sequence.q_start, tile.position[r], tile.head[r]));
+              offset_of(p.dq, tile.sequence.batch, tile.sequence.q_start, tile.position[r],
+                        tile.head[r]));
   }
 }
 
 /// Rows [j.lo, j.hi) of dK or dV of one head: the sum of `parts` accumulators, `stride` elements
 /// apart, times `scale`. Keys beyond k_len get 0.
 template <class T>
-void store_key_gradient(const Launch<T>& launch, const Sequence& s, std::int64_t kv_head, KeyRange j,
-                        const T* sums, std::int64_t parts, std::int64_t stride, std::int64_t dim,
-                        T scale, T* row, void* to, const host::Strides& strides) {
+void store_key_gradient(const Launch<T>& launch, const Sequence& s, std::int64_t kv_head,
+                        KeyRange j, const T* sums, std::int64_t parts, std::int64_t stride,
+                        std::int64_t dim, T scale, T* row, void* to, const host::Strides& strides) {
   const std::int64_t width = launch.width;
   const std::int64_t panel = launch.problem.seqlen_k * width;
   for (std::int64_t key = j.lo; key < j.hi; ++key) {
@@ -156,14 +159,16 @@ void store_key_gradient(const Launch<T>& launch, const Sequence& s, std::int64_t
       for (std::int64_t e = 0; e < dim; ++e) row[e] += from[e / width * panel + e % width];
     }
     for (std::int64_t e = 0; e < dim; ++e) row[e] *= scale;
-    store_row(launch.problem.dtype, row, dim, to, offset_of(strides, s.batch, s.k_start, key, kv_head));
+    store_row(launch.problem.dtype, row, dim, to,
+              offset_of(strides, s.batch, s.k_start, key, kv_head));
   }
 }
 
 /// The work of one (sequence, KV head, chunk): every `chunks`-th tile of the head.
 template <class T>
-void backward_head(const Launch<T>& launch, const Sequence& s, std::int64_t kv_head, std::int64_t chunk,
-                   const host::BackwardScratch<T>& scratch, const host::KeyGradients<T>& sums) {
+void backward_head(const Launch<T>& launch, const Sequence& s, std::int64_t kv_head,
+                   std::int64_t chunk, const host::BackwardScratch<T>& scratch,
+                   const host::KeyGradients<T>& sums) {
   const host::Problem& p = launch.problem;
   const std::int64_t panel = p.seqlen_k * launch.width;
   const auto clear = [&](T* sum, std::int64_t dim) {
@@ -191,14 +196,19 @@ void clear_unused_gradients(const Launch<T>& launch, T* row) {
   const host::Problem& p = launch.problem;
   const host::Operands& o = launch.operands;
   std::fill_n(row, std::max(p.dim, p.dim_v), T{0});
-  const auto clear = [&](void* to, const host::Strides& strides, std::int64_t heads, std::int64_t dim) {
+  const auto clear = [&](void* to, const host::Strides& strides, std::int64_t heads,
+                         std::int64_t dim) {
     return [=, &p](std::int64_t i) {
-      for (std::int64_t h = 0; h < heads; ++h) store_row(p.dtype, row, dim, to, offset_of(strides, 0, 0, i, h));
+      for (std::int64_t h = 0; h < heads; ++h)
+        store_row(p.dtype, row, dim, to, offset_of(strides, 0, 0, i, h));
     };
   };
-  for_unused_rows(p, o.cu_seqlens_q, p.cu_seqlens_q, p.total_q, clear(o.dq, p.dq, p.heads_q, p.dim));
-  for_unused_rows(p, o.cu_seqlens_k, p.cu_seqlens_k, p.total_k, clear(o.dk, p.dk, p.heads_kv, p.dim));
-  for_unused_rows(p, o.cu_seqlens_k, p.cu_seqlens_k, p.total_k, clear(o.dv, p.dv, p.heads_kv, p.dim_v));
+  for_unused_rows(p, o.cu_seqlens_q, p.cu_seqlens_q, p.total_q,
+                  clear(o.dq, p.dq, p.heads_q, p.dim));
+  for_unused_rows(p, o.cu_seqlens_k, p.cu_seqlens_k, p.total_k,
+                  clear(o.dk, p.dk, p.heads_kv, p.dim));
+  for_unused_rows(p, o.cu_seqlens_k, p.cu_seqlens_k, p.total_k,
+                  clear(o.dv, p.dv, p.heads_kv, p.dim_v));
 }
 
 /// The workspace of a backward launch: shared accumulators first, then one slice a worker.
@@ -213,13 +223,15 @@ class BackwardWorkspace {
     return host::BackwardScratch<T>(slice, launch_.problem, launch_.plan);
   }
   /// Accumulators of (head, chunk): the worker's own where a head has one chunk.
-  [[nodiscard]] host::KeyGradients<T> sums(std::int32_t worker, std::int64_t head, std::int64_t chunk) const {
+  [[nodiscard]] host::KeyGradients<T> sums(std::int32_t worker, std::int64_t head,
+                                           std::int64_t chunk) const {
     if (launch_.plan.chunks == 1) {
       host::Arena arena(slice_of(worker));
       host::BackwardScratch<T>(arena, launch_.problem, launch_.plan);
       return host::KeyGradients<T>(arena, launch_.problem);
     }
-    host::Arena arena(base_ + static_cast<std::size_t>(head * launch_.plan.chunks + chunk) * stride_bytes());
+    host::Arena arena(base_ + static_cast<std::size_t>(head * launch_.plan.chunks + chunk) *
+                                  stride_bytes());
     return host::KeyGradients<T>(arena, launch_.problem);
   }
   /// Elements between the accumulators of two chunks.
@@ -229,7 +241,8 @@ class BackwardWorkspace {
 
  private:
   [[nodiscard]] std::byte* slice_of(std::int32_t worker) const {
-    return base_ + launch_.plan.shared_bytes + launch_.plan.scratch_bytes * static_cast<std::size_t>(worker);
+    return base_ + launch_.plan.shared_bytes +
+           launch_.plan.scratch_bytes * static_cast<std::size_t>(worker);
   }
   [[nodiscard]] std::size_t stride_bytes() const {
     host::Arena count(nullptr);
@@ -242,8 +255,8 @@ class BackwardWorkspace {
 };
 
 template <class T>
-void backward(const host::Problem& problem, const host::CpuPlan& plan, const host::Operands& operands,
-              void* workspace) {
+void backward(const host::Problem& problem, const host::CpuPlan& plan,
+              const host::Operands& operands, void* workspace) {
   const Launch<T> launch(problem, operands, plan);
   const BackwardWorkspace<T> memory(launch, workspace);
   const std::int64_t heads = problem.batch * problem.heads_kv;
@@ -252,8 +265,8 @@ void backward(const host::Problem& problem, const host::CpuPlan& plan, const hos
     T* row = memory.scratch(worker).row;
     store_key_gradient(launch, s, kv_head, j, sums.dk, plan.chunks, memory.stride(), problem.dim,
                        static_cast<T>(problem.scale), row, operands.dk, problem.dk);
-    store_key_gradient(launch, s, kv_head, j, sums.dv, plan.chunks, memory.stride(), problem.dim_v, T{1},
-                       row, operands.dv, problem.dv);
+    store_key_gradient(launch, s, kv_head, j, sums.dv, plan.chunks, memory.stride(), problem.dim_v,
+                       T{1}, row, operands.dv, problem.dv);
   };
 
   auto sweep = [&](std::int32_t worker, std::int64_t task) {

@@ -10,8 +10,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace onchip::cpu::HWY_NAMESPACE {
 
-void backward_float64(const host::Problem& problem, const host::CpuPlan& plan, const host::Operands& operands,
-                      void* workspace) {
+void backward_float64(const host::Problem& problem, const host::CpuPlan& plan,
+                      const host::Operands& operands, void* workspace) {
   backward<double>(problem, plan, operands, workspace);
 }
 
@@ -23,8 +23,8 @@ namespace onchip::cpu {
 
 HWY_EXPORT(backward_float64);
 
-void backward_float64(const host::Problem& problem, const host::CpuPlan& plan, const host::Operands& operands,
-                      void* workspace) {
+void backward_float64(const host::Problem& problem, const host::CpuPlan& plan,
+                      const host::Operands& operands, void* workspace) {
   HWY_DYNAMIC_DISPATCH(backward_float64)(problem, plan, operands, workspace);
 }
 

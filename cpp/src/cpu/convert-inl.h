@@ -60,14 +60,16 @@ HWY_NOINLINE void load_row(DType dtype, const void* base, std::int64_t offset, s
                            T* HWY_RESTRICT to) {
   if constexpr (sizeof(T) == 8) {
     if (dtype == DType::float64) {
-      std::memcpy(to, static_cast<const double*>(base) + offset, static_cast<std::size_t>(count) * 8);
+      std::memcpy(to, static_cast<const double*>(base) + offset,
+                  static_cast<std::size_t>(count) * 8);
       return;
     }
     for (std::ptrdiff_t i = 0; i < count; ++i) to[i] = load_element<T>(dtype, base, offset + i);
   } else {
     switch (dtype) {
       case DType::float32:
-        std::memcpy(to, static_cast<const float*>(base) + offset, static_cast<std::size_t>(count) * 4);
+        std::memcpy(to, static_cast<const float*>(base) + offset,
+                    static_cast<std::size_t>(count) * 4);
         return;
       case DType::float16:
         load_half_row(static_cast<const std::uint16_t*>(base) + offset, count, to);
@@ -85,8 +87,8 @@ HWY_NOINLINE void load_row(DType dtype, const void* base, std::int64_t offset, s
 
 /// Element `offset + i` of `base` = from[i], rounded to nearest even.
 template <class T>
-HWY_NOINLINE void store_row(DType dtype, const T* HWY_RESTRICT from, std::ptrdiff_t count, void* base,
-                            std::int64_t offset) {
+HWY_NOINLINE void store_row(DType dtype, const T* HWY_RESTRICT from, std::ptrdiff_t count,
+                            void* base, std::int64_t offset) {
   if constexpr (sizeof(T) == 4) {
     if (dtype == DType::float32) {
       std::memcpy(static_cast<float*>(base) + offset, from, static_cast<std::size_t>(count) * 4);

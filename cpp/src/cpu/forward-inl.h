@@ -30,7 +30,8 @@ struct SoftmaxState {
 
 /// Takes `count` keys into the state of one vector of rows: scores become weights 2^(s - m).
 template <class T>
-HWY_INLINE void online_softmax(std::int64_t count, std::int64_t width, T* scores, T* m, T* l, T* alpha) {
+HWY_INLINE void online_softmax(std::int64_t count, std::int64_t width, T* scores, T* m, T* l,
+                               T* alpha) {
   const Vec<T> d;
   const auto old_m = hn::Load(d, m);
   auto max0 = old_m;
@@ -91,8 +92,8 @@ void forward_keys(const Launch<T>& launch, const QueryTile& tile, KeyRange block
     const KeyRange j = intersect(keys.any, block);
     if (j.empty()) continue;
     panel_scores<kFull>(launch, tile, first, keys, j, scratch.q + first * p.dim,
-                        scratch.k + (j.lo - block.lo) * k_row, scratch.bias, static_cast<T*>(nullptr),
-                        scratch.scores);
+                        scratch.k + (j.lo - block.lo) * k_row, scratch.bias,
+                        static_cast<T*>(nullptr), scratch.scores);
     const auto lanes = static_cast<std::int64_t>(hn::Lanes(Vec<T>()));
     for (std::int64_t lane = first; lane < first + width; lane += lanes) {
       online_softmax(j.hi - j.lo, width, scratch.scores + (lane - first), state.m + lane,
@@ -113,20 +114,22 @@ void forward_keys(const Launch<T>& launch, const QueryTile& tile, KeyRange block
 
 /// A finished row of the whole softmax.
 template <class T>
-void store_result(const Launch<T>& launch, const QueryTile& tile, std::int64_t r, const T* row, T lse) {
+void store_result(const Launch<T>& launch, const QueryTile& tile, std::int64_t r, const T* row,
+                  T lse) {
   const host::Problem& p = launch.problem;
   const Sequence& s = tile.sequence;
   const std::int64_t i = tile.position[r];
   const std::int64_t h = tile.head[r];
   store_row(p.dtype, row, p.dim_v, launch.operands.out, offset_of(p.out, s.batch, s.q_start, i, h));
   if (launch.operands.lse == nullptr) return;
-  store_element(p.stats_dtype, launch.operands.lse, offset_of(p.lse, s.batch, s.q_start, i, h), lse);
+  store_element(p.stats_dtype, launch.operands.lse, offset_of(p.lse, s.batch, s.q_start, i, h),
+                lse);
 }
 
 /// A finished row of one split: kept in the workspace for combine_splits.
 template <class T>
-void store_partial(const Launch<T>& launch, const host::SharedScratch<T>& shared, const QueryTile& tile,
-                   std::int64_t split, std::int64_t r, const T* row, T lse) {
+void store_partial(const Launch<T>& launch, const host::SharedScratch<T>& shared,
+                   const QueryTile& tile, std::int64_t split, std::int64_t r, const T* row, T lse) {
   const host::Problem& p = launch.problem;
   const std::int64_t at = split * p.total_q * p.heads_q + partial_row(p, tile, r);
   std::copy_n(row, p.dim_v, shared.partial_out + at * p.dim_v);
@@ -136,8 +139,9 @@ void store_partial(const Launch<T>& launch, const host::SharedScratch<T>& shared
 /// out = u / l and lse = ln(2) (m + log2 l), with the sink in l where there is one. A row that sees
 /// no key gets 0 and -inf.
 template <class T>
-void finish_tile(const Launch<T>& launch, const QueryTile& tile, const host::ForwardScratch<T>& scratch,
-                 const SoftmaxState<T>& state, const host::SharedScratch<T>& shared, std::int64_t split) {
+void finish_tile(const Launch<T>& launch, const QueryTile& tile,
+                 const host::ForwardScratch<T>& scratch, const SoftmaxState<T>& state,
+                 const host::SharedScratch<T>& shared, std::int64_t split) {
   const host::Problem& p = launch.problem;
   const std::int64_t width = launch.width;
   const bool whole = launch.plan.num_splits == 1;
@@ -189,7 +193,8 @@ void forward_tile(const Launch<T>& launch, const QueryTile& tile, std::int64_t s
   for (std::int64_t at = part.lo + skipped * plan.tile_k; at < reach.hi; at += plan.tile_k) {
     const KeyRange block = intersect({at, at + plan.tile_k}, reach);
     pack_keys(launch, launch.operands.k, p.k, tile.sequence, tile.kv_head, block, p.dim, scratch.k);
-    pack_keys(launch, launch.operands.v, p.v, tile.sequence, tile.kv_head, block, p.dim_v, scratch.v);
+    pack_keys(launch, launch.operands.v, p.v, tile.sequence, tile.kv_head, block, p.dim_v,
+              scratch.v);
     forward_keys<kFull>(launch, tile, block, scratch, state);
   }
   finish_tile(launch, tile, scratch, state, shared, split);
@@ -237,14 +242,15 @@ void clear_unused_rows(const Launch<T>& launch, T* row) {
     for (std::int64_t h = 0; h < p.heads_q; ++h) {
       store_row(p.dtype, row, p.dim_v, launch.operands.out, offset_of(p.out, 0, 0, i, h));
       if (launch.operands.lse == nullptr) continue;
-      store_element(p.stats_dtype, launch.operands.lse, offset_of(p.lse, 0, 0, i, h), -kInfinity<T>);
+      store_element(p.stats_dtype, launch.operands.lse, offset_of(p.lse, 0, 0, i, h),
+                    -kInfinity<T>);
     }
   });
 }
 
 template <class T>
-void forward(const host::Problem& problem, const host::CpuPlan& plan, const host::Operands& operands,
-             void* workspace) {
+void forward(const host::Problem& problem, const host::CpuPlan& plan,
+             const host::Operands& operands, void* workspace) {
   const Launch<T> launch(problem, operands, plan);
   host::Arena arena(workspace);
   const host::SharedScratch<T> shared(arena, problem, plan);

@@ -23,11 +23,12 @@ struct GradientTile {
   alignas(64) T lse[host::kCpuTileQ];    // base 2; +inf for rows that see nothing, so that P is 0
   alignas(64) T delta[host::kCpuTileQ];  // dout.out - dlse
   QueryTile tile;
-  PanelKeys keys[host::kCpuTileQ];       // by panel
-  bool finite = true;                    // q and dout hold no NaN or Inf
+  PanelKeys keys[host::kCpuTileQ];  // by panel
+  bool finite = true;               // q and dout hold no NaN or Inf
 };
 
-/// Packs q and dout of `state.tile` and reads lse, dlse and out. Rows whose lse is -inf see nothing.
+/// Packs q and dout of `state.tile` and reads lse, dlse and out. Rows whose lse is -inf see
+/// nothing.
 template <bool kFull, class T>
 void load_gradient_tile(const Launch<T>& launch, const host::BackwardScratch<T>& scratch,
                         GradientTile<T>& state) {
@@ -39,8 +40,8 @@ void load_gradient_tile(const Launch<T>& launch, const host::BackwardScratch<T>&
   std::fill_n(state.lse, host::kCpuTileQ, kInfinity<T>);
   std::fill_n(state.delta, host::kCpuTileQ, T{0});
   for (std::int64_t r = 0; r < tile.rows; ++r) {
-    const T lse = load_element<T>(p.stats_dtype, o.lse,
-                                  offset_of(p.lse, s.batch, s.q_start, tile.position[r], tile.head[r]));
+    const T lse = load_element<T>(
+        p.stats_dtype, o.lse, offset_of(p.lse, s.batch, s.q_start, tile.position[r], tile.head[r]));
     if (lse == -kInfinity<T>) tile.keys[r] = {};
     if (!tile.keys[r].empty()) state.lse[r] = lse * std::numbers::log2e_v<T>;
   }
@@ -48,20 +49,21 @@ void load_gradient_tile(const Launch<T>& launch, const host::BackwardScratch<T>&
   pack_queries(launch, o.dout, p.dout, tile, p.dim_v, T{1}, scratch.row, scratch.dout);
   for (std::int64_t r = 0; r < tile.rows; ++r) {
     if (tile.keys[r].empty()) continue;
-    load_row(p.dtype, o.out,
-             offset_of(p.out, s.batch, s.q_start, tile.position[r], tile.head[r]), p.dim_v, scratch.row);
+    load_row(p.dtype, o.out, offset_of(p.out, s.batch, s.q_start, tile.position[r], tile.head[r]),
+             p.dim_v, scratch.row);
     const T* dout = scratch.dout + r / width * width * p.dim_v + r % width;
     for (std::int64_t e = 0; e < p.dim_v; ++e) state.delta[r] += scratch.row[e] * dout[e * width];
     if (!p.has_dlse) continue;
-    state.delta[r] -= load_element<T>(
-        p.stats_dtype, o.dlse, offset_of(p.dlse, s.batch, s.q_start, tile.position[r], tile.head[r]));
+    state.delta[r] -=
+        load_element<T>(p.stats_dtype, o.dlse,
+                        offset_of(p.dlse, s.batch, s.q_start, tile.position[r], tile.head[r]));
   }
   const std::int64_t lanes = (tile.rows + width - 1) / width * width;
   for (std::int64_t first = 0; first < lanes; first += width) {
     state.keys[first / width] = panel_keys(tile, first, width);
   }
-  state.finite = all_finite(scratch.q, 1, lanes * p.dim, 0) &&
-                 all_finite(scratch.dout, 1, lanes * p.dim_v, 0);
+  state.finite =
+      all_finite(scratch.q, 1, lanes * p.dim, 0) && all_finite(scratch.dout, 1, lanes * p.dim_v, 0);
 }
 
 template <class T>
@@ -73,7 +75,8 @@ void pack_key_block(const Launch<T>& launch, const QueryTile& tile, KeyRange blo
 }
 
 template <class T>
-bool block_finite(const Launch<T>& launch, KeyRange block, const host::BackwardScratch<T>& scratch) {
+bool block_finite(const Launch<T>& launch, KeyRange block,
+                  const host::BackwardScratch<T>& scratch) {
   const host::Problem& p = launch.problem;
   return all_finite(scratch.k, block.hi - block.lo, p.dim, host::tile_row<T>(p.dim)) &&
          all_finite(scratch.v, block.hi - block.lo, p.dim_v, host::tile_row<T>(p.dim_v));
@@ -157,7 +160,8 @@ void sink_gradient(const Launch<T>& launch, std::int64_t head, T* row) {
   for (std::int64_t b = 0; b < p.batch; ++b) {
     const Sequence s = sequence_at(p, o, b);
     for (std::int64_t i = 0; i < s.q_len; ++i) {
-      const double lse = load_element<double>(p.stats_dtype, o.lse, offset_of(p.lse, b, s.q_start, i, head));
+      const double lse =
+          load_element<double>(p.stats_dtype, o.lse, offset_of(p.lse, b, s.q_start, i, head));
       if (visible_keys(p, s, i).empty() || lse == -kInfinity<double>) continue;
       double delta = 0;
       const std::int64_t out = offset_of(p.out, b, s.q_start, i, head);
@@ -166,7 +170,8 @@ void sink_gradient(const Launch<T>& launch, std::int64_t head, T* row) {
         delta += static_cast<double>(row[e]) * load_element<double>(p.dtype, o.out, out + e);
       }
       if (p.has_dlse) {
-        delta -= load_element<double>(p.stats_dtype, o.dlse, offset_of(p.dlse, b, s.q_start, i, head));
+        delta -=
+            load_element<double>(p.stats_dtype, o.dlse, offset_of(p.dlse, b, s.q_start, i, head));
       }
       sum -= std::exp(logit - lse) * delta;
     }
@@ -213,7 +218,8 @@ void add_bias_gradient(const Launch<T>& launch, const GradientTile<T>& state, Ke
 
 /// One tile of dbias: the sum over every batch, head, row and key that it was broadcast to.
 template <class T>
-void bias_gradient(const Launch<T>& launch, std::int64_t task, const host::BackwardScratch<T>& scratch) {
+void bias_gradient(const Launch<T>& launch, std::int64_t task,
+                   const host::BackwardScratch<T>& scratch) {
   const host::Problem& p = launch.problem;
   const host::BiasShape& shape = p.bias_shape;
   const std::int64_t tile_q = launch.plan.tile_q;
@@ -231,8 +237,8 @@ void bias_gradient(const Launch<T>& launch, std::int64_t task, const host::Backw
     for (std::int64_t h = head; h < p.heads_q; h += shape.head) {
       for (std::int64_t i = row; i < row_end; i += tile_q) {
         set_rows(p, s, h, i, std::min(tile_q, s.q_rows - i), state.tile);
-        const KeyRange want = shape.col == 1 ? state.tile.reach
-                                             : intersect(state.tile.reach, {col, col + tile_k});
+        const KeyRange want =
+            shape.col == 1 ? state.tile.reach : intersect(state.tile.reach, {col, col + tile_k});
         if (want.empty()) continue;
         load_gradient_tile<true>(launch, scratch, state);
         for (std::int64_t at = want.lo; at < want.hi; at += tile_k) {

@@ -49,10 +49,8 @@ template <class T>
 T load_element(DType dtype, const void* base, std::int64_t index) {
   switch (dtype) {
     case DType::float64: return static_cast<T>(static_cast<const double*>(base)[index]);
-    case DType::float16:
-      return half_to_float(static_cast<const std::uint16_t*>(base)[index]);
-    case DType::bfloat16:
-      return bfloat_to_float(static_cast<const std::uint16_t*>(base)[index]);
+    case DType::float16: return half_to_float(static_cast<const std::uint16_t*>(base)[index]);
+    case DType::bfloat16: return bfloat_to_float(static_cast<const std::uint16_t*>(base)[index]);
     default: return static_cast<T>(static_cast<const float*>(base)[index]);
   }
 }

@@ -5,8 +5,8 @@
 
 namespace onchip::cpu {
 
-/// Reads cu_seqlens, seqused and block_table, and throws `Error` (invalid_argument) naming the entry
-/// that would lead outside of the tensors. Runs before anything is written.
+/// Reads cu_seqlens, seqused and block_table, and throws `Error` (invalid_argument) naming the
+/// entry that would lead outside of the tensors. Runs before anything is written.
 void check_lengths(const host::Problem& problem, const host::Operands& operands);
 
 }  // namespace onchip::cpu

@@ -39,8 +39,8 @@ void masked_gemm_lanes(const QueryTile& tile, std::int64_t first, KeyRange j, st
 /// c[j][column] += sum over rows that see j of weights[j][row] * b[row][column], for one panel of
 /// columns; `weights` are panels of query rows, `panel_stride` apart.
 template <class T>
-void masked_gemm_rows(const QueryTile& tile, KeyRange j, const T* weights, std::int64_t panel_stride,
-                      const T* b, T* c) {
+void masked_gemm_rows(const QueryTile& tile, KeyRange j, const T* weights,
+                      std::int64_t panel_stride, const T* b, T* c) {
   const std::int64_t width = panel_width<T>();
   for (std::int64_t r = 0; r < tile.rows; ++r) {
     const KeyRange seen = intersect(tile.keys[r], j);

@@ -67,7 +67,8 @@ inline void set_tile(const host::Problem& problem, const Sequence& s, std::int64
   const std::int64_t span = shared ? s.q_rows * group : s.q_rows;  // rows that tiles cut up
   const std::int64_t tiles = (span + tile_q - 1) / tile_q;
   const std::int64_t first = index % tiles * tile_q;
-  set_rows(problem, s, kv_head * group + index / tiles, first, std::min(tile_q, span - first), tile);
+  set_rows(problem, s, kv_head * group + index / tiles, first, std::min(tile_q, span - first),
+           tile);
 }
 
 /// Ranges of the rows [first, first + width) of the tile. Lanes past the last row do not count.

@@ -83,8 +83,10 @@ void pack_keys(const Launch<T>& launch, const void* base, const host::Strides& s
   for (std::int64_t row = j.lo; row < j.hi; ++row, to += host::tile_row<T>(dim)) {
     std::int64_t offset;
     if (p.paged) {
-      const std::int64_t entry = s.batch * p.block_table_batch + row / p.page_size * p.block_table_page;
-      offset = offset_of(strides, launch.operands.block_table[entry], 0, row % p.page_size, kv_head);
+      const std::int64_t entry =
+          s.batch * p.block_table_batch + row / p.page_size * p.block_table_page;
+      offset =
+          offset_of(strides, launch.operands.block_table[entry], 0, row % p.page_size, kv_head);
     } else {
       offset = offset_of(strides, s.batch, s.k_start, row, kv_head);
     }
@@ -130,7 +132,8 @@ bool all_finite(const T* rows, std::int64_t count, std::int64_t dim, std::int64_
 
 /// bias[b, h, i, j] for the rows of a panel: to[j - j.lo][lane].
 template <class T>
-void load_bias(const Launch<T>& launch, const QueryTile& tile, std::int64_t first, KeyRange j, T* to) {
+void load_bias(const Launch<T>& launch, const QueryTile& tile, std::int64_t first, KeyRange j,
+               T* to) {
   const host::Problem& p = launch.problem;
   for (std::int64_t lane = 0; lane < launch.width; ++lane) {
     const std::int64_t r = std::min(first + lane, tile.rows - 1);
@@ -145,7 +148,8 @@ void load_bias(const Launch<T>& launch, const QueryTile& tile, std::int64_t firs
 
 /// 1 where dropout keeps the weight of (row, key), else 0: to[j - j.lo][lane].
 template <class T>
-void load_keep(const Launch<T>& launch, const QueryTile& tile, std::int64_t first, KeyRange j, T* to) {
+void load_keep(const Launch<T>& launch, const QueryTile& tile, std::int64_t first, KeyRange j,
+               T* to) {
   const host::Problem& p = launch.problem;
   for (std::int64_t lane = 0; lane < launch.width; ++lane) {
     const std::int64_t r = std::min(first + lane, tile.rows - 1);
@@ -194,7 +198,8 @@ void apply_options(const Launch<T>& launch, const QueryTile& tile, std::int64_t 
       }
       if (bias != nullptr) x = hn::Add(x, hn::Load(d, bias + at));
       if (p.has_alibi) {
-        const auto distance = hn::Abs(hn::Sub(hn::Load(d, diagonal + lane), hn::Set(d, static_cast<T>(row))));
+        const auto distance =
+            hn::Abs(hn::Sub(hn::Load(d, diagonal + lane), hn::Set(d, static_cast<T>(row))));
         x = hn::NegMulAdd(hn::Load(d, alibi + lane), distance, x);
       }
       hn::Store(hn::Mul(x, log2e), d, scores + at);
@@ -225,7 +230,8 @@ struct LaneBounds {
 
 /// Scores that a row does not see become -inf, whatever was there.
 template <class T>
-void apply_mask(const Launch<T>& launch, const QueryTile& tile, std::int64_t first, KeyRange j, T* scores) {
+void apply_mask(const Launch<T>& launch, const QueryTile& tile, std::int64_t first, KeyRange j,
+                T* scores) {
   const Vec<T> d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const LaneBounds<T> bounds(tile, first, launch.width, j);
@@ -244,7 +250,8 @@ HWY_INLINE void panel_scores(const Launch<T>& launch, const QueryTile& tile, std
                              const PanelKeys& keys, KeyRange j, const T* q, const T* k, T* bias,
                              T* slope, T* scores) {
   const std::int64_t dim = launch.problem.dim;
-  gemm<true, Update::overwrite>(j.hi - j.lo, dim, k, Walk{.row = host::tile_row<T>(dim)}, q, scores);
+  gemm<true, Update::overwrite>(j.hi - j.lo, dim, k, Walk{.row = host::tile_row<T>(dim)}, q,
+                                scores);
   if constexpr (kFull) {
     const bool biased = launch.problem.bias_dtype != DType::none;
     if (biased) load_bias(launch, tile, first, j, bias);

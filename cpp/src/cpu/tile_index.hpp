@@ -24,20 +24,21 @@ class TileIndex {
     }
   }
 
-  [[nodiscard]] std::int64_t tiles() const { return first_tile_[problem_.batch] * problem_.heads_kv; }
+  [[nodiscard]] std::int64_t tiles() const {
+    return first_tile_[problem_.batch] * problem_.heads_kv;
+  }
 
   /// Fills `tile` with tile `number` < tiles().
   void set(std::int64_t number, QueryTile& tile) const {
     const std::int64_t* begin = first_tile_;
     const std::int64_t* next = std::upper_bound(
-        begin, begin + problem_.batch + 1, number, [this](std::int64_t n, std::int64_t first) {
-          return n < first * problem_.heads_kv;
-        });
+        begin, begin + problem_.batch + 1, number,
+        [this](std::int64_t n, std::int64_t first) { return n < first * problem_.heads_kv; });
     const std::int64_t b = next - begin - 1;
     const std::int64_t tiles = first_tile_[b + 1] - first_tile_[b];
     const std::int64_t local = number - first_tile_[b] * problem_.heads_kv;
-    set_tile(problem_, sequence_at(problem_, operands_, b), local / tiles, tiles - 1 - local % tiles,
-             tile_q_, tile);
+    set_tile(problem_, sequence_at(problem_, operands_, b), local / tiles,
+             tiles - 1 - local % tiles, tile_q_, tile);
   }
 
  private:
@@ -48,7 +49,8 @@ class TileIndex {
 };
 
 /// Row of the split partials that belongs to row r of the tile.
-inline std::int64_t partial_row(const host::Problem& problem, const QueryTile& tile, std::int64_t r) {
+inline std::int64_t partial_row(const host::Problem& problem, const QueryTile& tile,
+                                std::int64_t r) {
   const Sequence& s = tile.sequence;
   const std::int64_t start = problem.packed ? s.q_start : s.batch * problem.seqlen_q;
   return (start + tile.position[r]) * problem.heads_q + tile.head[r];
@@ -56,8 +58,8 @@ inline std::int64_t partial_row(const host::Problem& problem, const QueryTile& t
 
 /// Calls `clear(row)` for the rows of a packed tensor before the first and after the last sequence.
 template <class Clear>
-void for_unused_rows(const host::Problem& problem, const std::int32_t* cu_seqlens, std::int64_t stride,
-                     std::int64_t total, Clear clear) {
+void for_unused_rows(const host::Problem& problem, const std::int32_t* cu_seqlens,
+                     std::int64_t stride, std::int64_t total, Clear clear) {
   for (std::int64_t row = 0; row < cu_seqlens[0]; ++row) clear(row);
   for (std::int64_t row = cu_seqlens[problem.batch * stride]; row < total; ++row) clear(row);
 }

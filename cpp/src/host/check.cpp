@@ -31,8 +31,8 @@ std::string shape_text(const TensorView& view) {
   return extents_text(view.shape.data(), static_cast<std::size_t>(std::max(view.ndim, 0)));
 }
 
-void check_shape(const char* name, const TensorView& view, std::initializer_list<std::int64_t> expected,
-                 const char* meaning) {
+void check_shape(const char* name, const TensorView& view,
+                 std::initializer_list<std::int64_t> expected, const char* meaning) {
   if (!view.given()) reject(name, "not given, expected " + std::string(meaning));
   bool fits = view.ndim == static_cast<std::int32_t>(expected.size());
   for (std::size_t axis = 0; fits && axis < expected.size(); ++axis) {
@@ -49,13 +49,14 @@ void check_shape(const char* name, const TensorView& view, std::initializer_list
 
 void check_dtype(const char* name, const TensorView& view, DType expected, const char* because) {
   if (view.dtype == expected) return;
-  reject(name, "dtype is " + std::string(name_of(view.dtype)) + ", expected " + name_of(expected) + " (" +
-                   because + ")");
+  reject(name, "dtype is " + std::string(name_of(view.dtype)) + ", expected " + name_of(expected) +
+                   " (" + because + ")");
 }
 
 void check_device(const char* name, const TensorView& view, const Device& expected) {
   if (view.device == expected) return;
-  reject(name, "lies on " + device_text(view.device) + ", expected " + device_text(expected) + " as q");
+  reject(name,
+         "lies on " + device_text(view.device) + ", expected " + device_text(expected) + " as q");
 }
 
 void check_last_stride(const char* name, const TensorView& view) {

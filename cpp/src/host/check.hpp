@@ -25,8 +25,8 @@ std::string shape_text(const TensorView& view);
 inline constexpr std::int64_t kAny = -1;
 
 /// The tensor must be given, have these extents (kAny: any), and none of them negative.
-void check_shape(const char* name, const TensorView& view, std::initializer_list<std::int64_t> expected,
-                 const char* meaning);
+void check_shape(const char* name, const TensorView& view,
+                 std::initializer_list<std::int64_t> expected, const char* meaning);
 
 /// The tensor's dtype must be the one that `because` explains.
 void check_dtype(const char* name, const TensorView& view, DType expected, const char* because);

@@ -13,8 +13,8 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; 
 std::int64_t query_tiles(const Problem& p, std::int64_t tile_q) {
   const std::int64_t group = p.heads_q / p.heads_kv;
   if (p.packed) return ceil_div(p.total_q * group, tile_q) + p.batch;
-  const std::int64_t tiles =
-      p.seqlen_q < tile_q ? ceil_div(p.seqlen_q * group, tile_q) : group * ceil_div(p.seqlen_q, tile_q);
+  const std::int64_t tiles = p.seqlen_q < tile_q ? ceil_div(p.seqlen_q * group, tile_q)
+                                                 : group * ceil_div(p.seqlen_q, tile_q);
   return p.batch * tiles;
 }
 
@@ -40,10 +40,11 @@ std::int64_t choose_chunks(const Problem& p, const CpuPlan& plan, std::size_t ac
   const double budget = std::max(32.0 * 1024 * 1024, 0.01 * scores);
   const double all = static_cast<double>(accumulator_bytes) * static_cast<double>(heads);
   const auto affordable = static_cast<std::int64_t>(std::min(budget / std::max(all, 1.0), 1e6));
-  const std::int64_t tiles = ceil_div(query_tiles(p, plan.tile_q), std::max<std::int64_t>(p.batch, 1));
+  const std::int64_t tiles =
+      ceil_div(query_tiles(p, plan.tile_q), std::max<std::int64_t>(p.batch, 1));
   const std::int64_t wanted = heads >= 2 * plan.threads ? 1 : ceil_div(plan.threads, heads);
-  return std::clamp<std::int64_t>(wanted, 1,
-                                  std::max<std::int64_t>(1, std::min(tiles, std::max<std::int64_t>(2, affordable))));
+  return std::clamp<std::int64_t>(
+      wanted, 1, std::max<std::int64_t>(1, std::min(tiles, std::max<std::int64_t>(2, affordable))));
 }
 
 template <class T>

@@ -9,22 +9,22 @@
 
 namespace onchip::host {
 
-inline constexpr std::int64_t kCpuTileQ = 128;         // Br: query rows of a tile
-inline constexpr std::int64_t kCpuTileK = 96;          // Bc: keys of a tile
-inline constexpr std::int64_t kCpuMaxVectorBytes = 64; // AVX-512
+inline constexpr std::int64_t kCpuTileQ = 128;          // Br: query rows of a tile
+inline constexpr std::int64_t kCpuTileK = 96;           // Bc: keys of a tile
+inline constexpr std::int64_t kCpuMaxVectorBytes = 64;  // AVX-512
 inline constexpr std::int64_t kCpuMaxPanelBytes = 2 * kCpuMaxVectorBytes;  // a panel is two vectors
 inline constexpr std::int64_t kCpuAlignment = 256;
 
 struct CpuPlan {
-  std::int64_t tile_q = 0;       // Br, a multiple of every panel width
-  std::int64_t tile_k = 0;       // Bc
-  std::int32_t threads = 1;      // workers; each owns one scratch slice of the workspace
-  std::int64_t tasks = 0;        // work items that workers take in order
-  std::int64_t num_splits = 1;   // forward: split-KV parts of a tile
-  std::int64_t split_size = 0;   // forward: keys of one part
-  std::int64_t chunks = 1;       // backward: accumulators of dK and dV for one head
-  std::size_t scratch_bytes = 0; // of one worker
-  std::size_t shared_bytes = 0;  // tile index, split partials, accumulators of several chunks
+  std::int64_t tile_q = 0;        // Br, a multiple of every panel width
+  std::int64_t tile_k = 0;        // Bc
+  std::int32_t threads = 1;       // workers; each owns one scratch slice of the workspace
+  std::int64_t tasks = 0;         // work items that workers take in order
+  std::int64_t num_splits = 1;    // forward: split-KV parts of a tile
+  std::int64_t split_size = 0;    // forward: keys of one part
+  std::int64_t chunks = 1;        // backward: accumulators of dK and dV for one head
+  std::size_t scratch_bytes = 0;  // of one worker
+  std::size_t shared_bytes = 0;   // tile index, split partials, accumulators of several chunks
   [[nodiscard]] std::size_t workspace_bytes() const {
     return scratch_bytes * static_cast<std::size_t>(threads) + shared_bytes;
   }
@@ -70,10 +70,10 @@ constexpr std::int64_t tile_row(std::int64_t dim) {
 /// Scratch of one worker in the forward pass. Panels are described in cpu/gemm-inl.h.
 template <class T>
 struct ForwardScratch {
-  T *k, *v;          // [Bc][tile_row(D or Dv)]
-  T *q, *o;          // panels of query rows: [Br / W][D or Dv][W]
-  T* scores;         // one panel: [Bc][W]
-  T *bias, *row;     // one panel of bias, one row of the widest tensor
+  T *k, *v;       // [Bc][tile_row(D or Dv)]
+  T *q, *o;       // panels of query rows: [Br / W][D or Dv][W]
+  T* scores;      // one panel: [Bc][W]
+  T *bias, *row;  // one panel of bias, one row of the widest tensor
 
   ForwardScratch(Arena& arena, const Problem& p, const CpuPlan& plan) {
     constexpr std::int64_t width = kCpuMaxPanelBytes / static_cast<std::int64_t>(sizeof(T));
@@ -100,13 +100,13 @@ struct KeyGradients {
 /// Scratch of one worker in the backward pass.
 template <class T>
 struct BackwardScratch {
-  T *k, *v;               // [Bc][tile_row(D or Dv)]
-  T *q, *dout, *dq;       // panels of query rows: [Br / W][D or Dv][W]
-  T *q_rows, *dout_rows;  // panels of columns: [columns / W][Br][W]
-  T *p, *ds;              // panels of query rows: [Br / W][Bc][W]
-  T *bias, *slope, *keep; // one panel each: bias, d(softcap)/ds, dropout
+  T *k, *v;                // [Bc][tile_row(D or Dv)]
+  T *q, *dout, *dq;        // panels of query rows: [Br / W][D or Dv][W]
+  T *q_rows, *dout_rows;   // panels of columns: [columns / W][Br][W]
+  T *p, *ds;               // panels of query rows: [Br / W][Bc][W]
+  T *bias, *slope, *keep;  // one panel each: bias, d(softcap)/ds, dropout
   T* row;
-  double* dbias;          // [Bc][Br]: sums over a whole broadcast
+  double* dbias;  // [Bc][Br]: sums over a whole broadcast
 
   BackwardScratch(Arena& arena, const Problem& problem, const CpuPlan& plan) {
     constexpr std::int64_t width = kCpuMaxPanelBytes / static_cast<std::int64_t>(sizeof(T));

@@ -29,13 +29,14 @@ struct KeyRange {
 };
 
 /// Element offset of row `row` of `sequence` (counted from its start) and head `head`.
-ONCHIP_HOST_DEVICE inline std::int64_t offset_of(const Strides& strides, std::int64_t batch, std::int64_t start,
-                              std::int64_t row, std::int64_t head) {
+ONCHIP_HOST_DEVICE inline std::int64_t offset_of(const Strides& strides, std::int64_t batch,
+                                                 std::int64_t start, std::int64_t row,
+                                                 std::int64_t head) {
   return batch * strides.batch + (start + row) * strides.row + head * strides.head;
 }
 
-/// Sequence b. Lengths that lead outside of the tensors are cut: a CPU call has refused them before,
-/// a GPU call must not follow them.
+/// Sequence b. Lengths that lead outside of the tensors are cut: a CPU call has refused them
+/// before, a GPU call must not follow them.
 ONCHIP_HOST_DEVICE inline Sequence sequence_at(const Problem& problem, const Operands& operands,
                                                std::int64_t b) {
   Sequence s;
@@ -55,14 +56,17 @@ ONCHIP_HOST_DEVICE inline Sequence sequence_at(const Problem& problem, const Ope
     s.k_rows = cut(operands.cu_seqlens_k[(b + 1) * problem.cu_seqlens_k] - s.k_start,
                    problem.total_k - s.k_start);
   }
-  s.q_len = problem.has_seqused_q ? cut(operands.seqused_q[b * problem.seqused_q], s.q_rows) : s.q_rows;
-  s.k_len = problem.has_seqused_k ? cut(operands.seqused_k[b * problem.seqused_k], s.k_rows) : s.k_rows;
+  s.q_len =
+      problem.has_seqused_q ? cut(operands.seqused_q[b * problem.seqused_q], s.q_rows) : s.q_rows;
+  s.k_len =
+      problem.has_seqused_k ? cut(operands.seqused_k[b * problem.seqused_k], s.k_rows) : s.k_rows;
   return s;
 }
 
-/// Contract, rule 4: -left <= j - (i + c) <= right with c = k_len - q_len. lo and hi never fall as i
-/// grows; lo >= hi where the row sees nothing.
-ONCHIP_HOST_DEVICE inline KeyRange key_bounds(const Problem& problem, const Sequence& s, std::int64_t i) {
+/// Contract, rule 4: -left <= j - (i + c) <= right with c = k_len - q_len. lo and hi never fall as
+/// i grows; lo >= hi where the row sees nothing.
+ONCHIP_HOST_DEVICE inline KeyRange key_bounds(const Problem& problem, const Sequence& s,
+                                              std::int64_t i) {
   const std::int64_t diagonal = i + s.k_len - s.q_len;
   const std::int64_t reach = s.q_len + s.k_len;  // a window this wide sees everything
   KeyRange range{0, s.k_len};
@@ -76,7 +80,8 @@ ONCHIP_HOST_DEVICE inline KeyRange key_bounds(const Problem& problem, const Sequ
 }
 
 /// The same, {} for a row that sees nothing or does not count.
-ONCHIP_HOST_DEVICE inline KeyRange visible_keys(const Problem& problem, const Sequence& s, std::int64_t i) {
+ONCHIP_HOST_DEVICE inline KeyRange visible_keys(const Problem& problem, const Sequence& s,
+                                                std::int64_t i) {
   const KeyRange range = key_bounds(problem, s, i);
   return i >= s.q_len || range.empty() ? KeyRange{} : range;
 }

@@ -30,27 +30,31 @@ Strides lse_strides(const TensorView& view) {
 }
 
 void check_finite(const char* name, double value) {
-  if (!std::isfinite(value)) reject(name, "is " + std::to_string(value) + ", expected a finite number");
+  if (!std::isfinite(value))
+    reject(name, "is " + std::to_string(value) + ", expected a finite number");
 }
 
 void read_options(const Options& o, Problem& p) {
   p.scale = o.scale.value_or(1.0 / std::sqrt(static_cast<double>(p.dim)));
   check_finite("scale", p.scale);
   check_finite("softcap", o.softcap);
-  if (o.softcap < 0) reject("softcap", "is " + std::to_string(o.softcap) + ", expected 0 (off) or more");
+  if (o.softcap < 0)
+    reject("softcap", "is " + std::to_string(o.softcap) + ", expected 0 (off) or more");
   if (!(o.dropout_p >= 0.0 && o.dropout_p < 1.0) || dropout_threshold(o.dropout_p) >= 65536) {
     reject("dropout_p", "is " + std::to_string(o.dropout_p) +
                             ", expected 0 <= p < 1 with round(65536 p) below 65536");
   }
   const auto check_window = [](const char* name, std::int64_t value) {
-    if (value < -1) reject(name, "is " + std::to_string(value) + ", expected -1 (unlimited) or more");
+    if (value < -1)
+      reject(name, "is " + std::to_string(value) + ", expected -1 (unlimited) or more");
   };
   check_window("window_left", o.window_left);
   check_window("window_right", o.window_right);
   if (o.num_splits < 0) {
     reject("num_splits", "is " + std::to_string(o.num_splits) + ", expected 0 (automatic) or more");
   }
-  if (o.split_size < 0) reject("split_size", "is " + std::to_string(o.split_size) + ", expected 0 or more");
+  if (o.split_size < 0)
+    reject("split_size", "is " + std::to_string(o.split_size) + ", expected 0 or more");
   if (o.max_seqlen_q < 0) reject("max_seqlen_q", "is negative, expected 0 (unknown) or more");
   if (o.max_seqlen_k < 0) reject("max_seqlen_k", "is negative, expected 0 (unknown) or more");
   p.softcap = o.softcap;
@@ -88,7 +92,8 @@ void read_inputs(const Attention& a, Problem& p) {
   }
   p.heads_q = a.q.shape[row + 1];
   p.dim = a.q.shape[row + 2];
-  if (p.heads_q < 1 || p.dim < 1) reject("q", "shape is " + shape_text(a.q) + ", expected at least one head and D >= 1");
+  if (p.heads_q < 1 || p.dim < 1)
+    reject("q", "shape is " + shape_text(a.q) + ", expected at least one head and D >= 1");
   if (p.paged) {
     check_shape("k", a.k, {kAny, kAny, kAny, p.dim}, "(pages, page_size, heads_kv, D)");
   } else if (p.packed) {
@@ -99,7 +104,8 @@ void read_inputs(const Attention& a, Problem& p) {
   const auto head = static_cast<std::size_t>(a.k.ndim - 2);
   p.heads_kv = a.k.shape[head];
   if (p.heads_kv < 1 || p.heads_q % p.heads_kv != 0) {
-    reject("k", "heads_kv " + std::to_string(p.heads_kv) + " does not divide heads_q " + std::to_string(p.heads_q));
+    reject("k", "heads_kv " + std::to_string(p.heads_kv) + " does not divide heads_q " +
+                    std::to_string(p.heads_q));
   }
   if (a.k.ndim == 4) {
     check_shape("v", a.v, {a.k.shape[0], a.k.shape[1], p.heads_kv, kAny}, "k's with Dv for D");
@@ -117,8 +123,8 @@ void read_inputs(const Attention& a, Problem& p) {
 }
 
 /// An int32 array of the batch: its stride.
-std::int64_t read_lengths(const char* name, const TensorView& view, std::int64_t entries, const Problem& p,
-                          const char* meaning) {
+std::int64_t read_lengths(const char* name, const TensorView& view, std::int64_t entries,
+                          const Problem& p, const char* meaning) {
   check_shape(name, view, {entries}, meaning);
   check_dtype(name, view, DType::int32, "lengths and tables");
   check_device(name, view, p.device);
@@ -152,8 +158,11 @@ void read_geometry(const Attention& a, Problem& p) {
     p.total_k = p.batch * p.seqlen_k;
   }
   if (p.paged) {
-    if (a.cu_seqlens_k.given()) reject("cu_seqlens_k", "given with block_table; seqused_k holds the lengths of a paged cache");
-    if (!a.seqused_k.given()) reject("seqused_k", "not given, but block_table is; a paged cache needs the lengths");
+    if (a.cu_seqlens_k.given())
+      reject("cu_seqlens_k",
+             "given with block_table; seqused_k holds the lengths of a paged cache");
+    if (!a.seqused_k.given())
+      reject("seqused_k", "not given, but block_table is; a paged cache needs the lengths");
     check_shape("block_table", a.block_table, {p.batch, kAny}, "(B, max_pages)");
     check_dtype("block_table", a.block_table, DType::int32, "lengths and tables");
     check_device("block_table", a.block_table, p.device);
@@ -166,7 +175,9 @@ void read_geometry(const Attention& a, Problem& p) {
     p.block_table_batch = a.block_table.stride[0];
     p.block_table_page = a.block_table.stride[1];
     if (p.pass == Pass::backward) {
-      refuse("block_table", "backward over a paged cache is not supported by any backend; gather the pages into k and v");
+      refuse("block_table",
+             "backward over a paged cache is not supported by any backend; gather the pages into k "
+             "and v");
     }
   }
   p.has_seqused_q = a.seqused_q.given();
@@ -187,9 +198,9 @@ void read_bias(const TensorView& bias, Problem& p) {
     const bool lengths = p.packed && axis >= 2;
     const std::int64_t extent = bias.shape[axis];
     if (extent != 1 && extent != full[axis] && !lengths) {
-      reject("bias", "shape is " + shape_text(bias) + ", expected each axis of (" + std::to_string(full[0]) + ", " +
-                         std::to_string(full[1]) + ", " + std::to_string(full[2]) + ", " +
-                         std::to_string(full[3]) + ") or 1");
+      reject("bias", "shape is " + shape_text(bias) + ", expected each axis of (" +
+                         std::to_string(full[0]) + ", " + std::to_string(full[1]) + ", " +
+                         std::to_string(full[2]) + ", " + std::to_string(full[3]) + ") or 1");
     }
     stride[axis] = extent == 1 ? 0 : bias.stride[axis];
   }
@@ -203,7 +214,8 @@ void read_score_tensors(const Attention& a, Problem& p) {
   if (a.alibi_slopes.given()) {
     const bool per_batch = a.alibi_slopes.ndim == 2;
     if (per_batch) {
-      check_shape("alibi_slopes", a.alibi_slopes, {p.batch, p.heads_q}, "(heads_q,) or (B, heads_q)");
+      check_shape("alibi_slopes", a.alibi_slopes, {p.batch, p.heads_q},
+                  "(heads_q,) or (B, heads_q)");
     } else {
       check_shape("alibi_slopes", a.alibi_slopes, {p.heads_q}, "(heads_q,) or (B, heads_q)");
     }
@@ -223,8 +235,8 @@ void read_score_tensors(const Attention& a, Problem& p) {
 }
 
 /// A tensor of the shape of `like` with `dim` for its last extent.
-Strides read_like(const char* name, const TensorView& view, const TensorView& like, std::int64_t dim,
-                  const Problem& p, bool written, const char* meaning) {
+Strides read_like(const char* name, const TensorView& view, const TensorView& like,
+                  std::int64_t dim, const Problem& p, bool written, const char* meaning) {
   if (like.ndim == 3) {
     check_shape(name, view, {like.shape[0], like.shape[1], dim}, meaning);
   } else {
@@ -299,7 +311,9 @@ void check_gpu(const Problem& p) {
 
 }  // namespace
 
-std::uint32_t dropout_threshold(double p) { return static_cast<std::uint32_t>(std::lround(65536.0 * p)); }
+std::uint32_t dropout_threshold(double p) {
+  return static_cast<std::uint32_t>(std::lround(65536.0 * p));
+}
 
 Problem normalise(const Attention& a, Pass pass) {
   Problem p;
@@ -322,10 +336,19 @@ Operands bind(const Attention& a, const Problem& p) {
     const char* name;
     const TensorView& view;
   };
-  for (const Named& t : {Named{"q", a.q}, {"k", a.k}, {"v", a.v}, {"bias", a.bias}, {"alibi_slopes", a.alibi_slopes},
-                         {"sinks", a.sinks}, {"cu_seqlens_q", a.cu_seqlens_q}, {"cu_seqlens_k", a.cu_seqlens_k},
-                         {"seqused_q", a.seqused_q}, {"seqused_k", a.seqused_k}, {"block_table", a.block_table},
-                         {"out", a.out}, {"lse", a.lse}}) {
+  for (const Named& t : {Named{"q", a.q},
+                         {"k", a.k},
+                         {"v", a.v},
+                         {"bias", a.bias},
+                         {"alibi_slopes", a.alibi_slopes},
+                         {"sinks", a.sinks},
+                         {"cu_seqlens_q", a.cu_seqlens_q},
+                         {"cu_seqlens_k", a.cu_seqlens_k},
+                         {"seqused_q", a.seqused_q},
+                         {"seqused_k", a.seqused_k},
+                         {"block_table", a.block_table},
+                         {"out", a.out},
+                         {"lse", a.lse}}) {
     check_memory(t.name, t.view);
   }
   Operands o;
@@ -339,8 +362,13 @@ Operands bind(const Attention& a, const Problem& p) {
   o.out = a.out.data, o.lse = a.lse.given() ? a.lse.data : nullptr;
   o.seed = a.options.seed, o.offset = a.options.offset;
   if (p.pass == Pass::forward) return o;
-  for (const Named& t : {Named{"dout", a.dout}, {"dlse", a.dlse}, {"dq", a.dq}, {"dk", a.dk}, {"dv", a.dv},
-                         {"dbias", a.dbias}, {"dsinks", a.dsinks}}) {
+  for (const Named& t : {Named{"dout", a.dout},
+                         {"dlse", a.dlse},
+                         {"dq", a.dq},
+                         {"dk", a.dk},
+                         {"dv", a.dv},
+                         {"dbias", a.dbias},
+                         {"dsinks", a.dsinks}}) {
     check_memory(t.name, t.view);
   }
   o.dout = a.dout.data, o.dlse = a.dlse.data;
