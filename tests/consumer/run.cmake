@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake -DBUILD_DIR=<build> -DWORK_DIR=<scratch> -DCC= -DCXX= -P run.cmake
+# cmake -DBUILD_DIR=<build> -DWORK_DIR=<scratch> -DGENERATOR= -DPKG_CONFIG=
+#   -DC_COMPILER= -DCXX_COMPILER= -P run.cmake
 # Installs, moves the installed tree, then builds and runs the consumers against it through
 # find_package and pkg-config, shared and static.
 cmake_minimum_required(VERSION 3.24)
@@ -18,27 +19,31 @@ cmake_path(GET pc_dir PARENT_PATH lib_dir)
 set(ENV{PKG_CONFIG_PATH} "${pc_dir}:$ENV{PKG_CONFIG_PATH}")
 
 foreach(linkage IN ITEMS shared static)
-  set(build "${WORK_DIR}/${linkage}")
-  run(${CMAKE_COMMAND} -S "${CMAKE_CURRENT_LIST_DIR}" -B "${build}" -G "${GENERATOR}"
-    -DCMAKE_PREFIX_PATH=${prefix} -DLINKAGE=${linkage} -DCMAKE_BUILD_TYPE=Release
-    -DCMAKE_C_COMPILER=${CC} -DCMAKE_CXX_COMPILER=${CXX})
-  run(${CMAKE_COMMAND} --build "${build}")
-  run("${build}/consumer_c")
-  run("${build}/consumer_cpp")
-
   if(linkage STREQUAL "static")
     set(package onchip-static)
-    set(rpath "")
+    set(link_options -lm)
   else()
     set(package onchip)
-    set(rpath "-Wl,-rpath,${lib_dir}")
+    set(link_options -lm "-Wl,-rpath,${lib_dir}")
   endif()
   execute_process(COMMAND ${PKG_CONFIG} --cflags --libs ${package}
     OUTPUT_VARIABLE flags OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
   separate_arguments(flags UNIX_COMMAND "${flags}")
-  set(sources "${CMAKE_CURRENT_LIST_DIR}")
-  run(${CC} -std=c11 "${sources}/consumer.c" -o "${build}/pc_c" ${flags} ${rpath} -lm)
-  run(${CXX} -std=c++20 "${sources}/consumer.cpp" -o "${build}/pc_cpp" ${flags} ${rpath})
-  run("${build}/pc_c")
-  run("${build}/pc_cpp")
+
+  foreach(language IN ITEMS C CXX)
+    set(build "${WORK_DIR}/${linkage}-${language}")
+    run(${CMAKE_COMMAND} -S "${CMAKE_CURRENT_LIST_DIR}" -B "${build}" -G "${GENERATOR}"
+      -DCMAKE_PREFIX_PATH=${prefix} -DLINKAGE=${linkage} -DLANGUAGE=${language}
+      -DCMAKE_${language}_COMPILER=${${language}_COMPILER} -DCMAKE_BUILD_TYPE=Release)
+    run(${CMAKE_COMMAND} --build "${build}")
+    run("${build}/consumer")
+
+    if(language STREQUAL "C")
+      set(source -std=c11 "${CMAKE_CURRENT_LIST_DIR}/consumer.c")
+    else()
+      set(source -std=c++20 "${CMAKE_CURRENT_LIST_DIR}/consumer.cpp")
+    endif()
+    run(${${language}_COMPILER} ${source} -o "${build}/with_pkg_config" ${flags} ${link_options})
+    run("${build}/with_pkg_config")
+  endforeach()
 endforeach()
