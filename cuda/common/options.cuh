@@ -45,6 +45,14 @@ __device__ __forceinline__ float load_float(DType dtype, const void* base, std::
   }
 }
 
+__device__ __forceinline__ void store_float(DType dtype, void* base, std::int64_t at, float value) {
+  switch (dtype) {
+    case DType::float16: static_cast<__half*>(base)[at] = __float2half_rn(value); break;
+    case DType::bfloat16: static_cast<__nv_bfloat16*>(base)[at] = __float2bfloat16_rn(value); break;
+    default: static_cast<float*>(base)[at] = value;
+  }
+}
+
 /// Contract, rules 1 to 3: q.k to a score in base 2. `slope` receives d softcap / ds.
 __device__ __forceinline__ float option_score(const host::KernelParams& params,
                                               const QueryWork& work, const RowOptions& row, int j,

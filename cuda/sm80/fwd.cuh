@@ -223,6 +223,34 @@ __device__ __forceinline__ void online_softmax(float c, Scores<T>& scores, State
   }
 }
 
+/// Accumulators of a tile of query rows to memory, through shared memory (each warp its own rows of
+/// Q's tile) and from there in whole 16-byte stores.
+template <class T>
+__device__ __forceinline__ void store_rows(const host::KernelParams& params, const QueryWork& work,
+                                           char* shared,
+                                           const float (&o)[T::kRowTiles][T::kDim / 8][4],
+                                           const host::Strides& strides, void* to, int dim) {
+  using Element = typename T::Element;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const std::uint32_t tile = shared_address(shared);
+  __syncthreads();
+#pragma unroll
+  for (int r = 0; r < T::kRows; ++r) {
+#pragma unroll
+    for (int n = 0; n < T::kDim / 8; ++n) {
+      const float* x = o[r / 2][n] + r % 2 * 2;
+      asm volatile("st.shared.b32 [%0], %1;" ::"r"(tile + chunk_offset<T::kDim>(row_of<T>(r), n) +
+                                                   lane % 4 * 4),
+                   "r"(pack<Element>(x[0], x[1]))
+                   : "memory");
+    }
+  }
+  __syncwarp();
+  store_tile<T::kDim, 16 * T::kRowTiles, Element>(
+      shared, static_cast<int>(threadIdx.x) / 32 * 16 * T::kRowTiles, work.rows, dim,
+      params.aligned, work.one_head ? strides.row : 0, QueryRows<Element>(to, strides, work));
+}
+
 /// Writes out and lse of a finished tile, or a split's partial results.
 template <class T>
 __device__ __forceinline__ void finish(const host::KernelParams& params, const QueryWork& work,
@@ -364,25 +392,7 @@ __device__ __forceinline__ void finish(const host::KernelParams& params, const Q
     }
     return;
   }
-  // Through shared memory (each warp its own rows of Q's tile) to whole 16-byte stores.
-  __syncthreads();
-  const std::uint32_t tile = shared_address(shared);
-#pragma unroll
-  for (int r = 0; r < T::kRows; ++r) {
-#pragma unroll
-    for (int n = 0; n < T::kDim / 8; ++n) {
-      const float* o = state.o[r / 2][n] + r % 2 * 2;
-      asm volatile("st.shared.b32 [%0], %1;" ::"r"(tile + chunk_offset<T::kDim>(row_of<T>(r), n) +
-                                                   lane % 4 * 4),
-                   "r"(pack<Element>(o[0], o[1]))
-                   : "memory");
-    }
-  }
-  __syncwarp();
-  store_tile<T::kDim, 16 * T::kRowTiles, Element>(
-      shared, static_cast<int>(threadIdx.x) / 32 * 16 * T::kRowTiles, work.rows, dim_v,
-      params.aligned, work.one_head ? p.out.row : 0,
-      QueryRows<Element>(params.operands.out, p.out, work));
+  store_rows<T>(params, work, shared, state.o, p.out, params.operands.out, dim_v);
 }
 
 }  // namespace onchip::cuda::sm80
