@@ -89,6 +89,9 @@ ONCHIP_API void forward(const Plan& plan, const Attention& problem, void* worksp
 ONCHIP_API void backward(const Plan& plan, const Attention& problem, void* workspace,
                          std::size_t workspace_bytes, Stream stream);
 
+/// The most parts that merge_states joins.
+inline constexpr std::size_t kMaxMergeParts = 256;
+
 /// Joins results over disjoint sets of keys: out = sum_n w_n outs[n], w_n = exp(lses[n] - lse),
 /// lse = log sum_n exp(lses[n]). Shapes as out and lse in `Attention`, dense or packed.
 /// A row that no part sees gets out 0 and lse -inf.

@@ -69,7 +69,7 @@ struct TensorView {
   std::array<std::int64_t, kMaxDims> shape{};
   std::array<std::int64_t, kMaxDims> stride{};
 
-  [[nodiscard]] constexpr bool given() const { return ndim > 0; }
+  [[nodiscard]] constexpr bool given() const { return ndim != 0; }
 };
 
 /// A view of densely packed row-major memory.

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <cstdio>
 #include <string>
 
 #include "host/backend.hpp"
@@ -23,29 +24,6 @@ DeviceInfo device_of(const Device& device) {
   return info;
 }
 
-/// The problem of this launch must be the one that was planned; says what differs.
-void check_same(const host::Problem& planned, const host::Problem& now) {
-  if (planned == now) return;
-  const auto differs = [](const char* what) {
-    host::reject("problem", std::string(what) + " differs from what was planned; make a new plan");
-  };
-  if (planned.pass != now.pass) differs("the pass (forward or backward)");
-  if (!(planned.device == now.device)) differs("the device");
-  if (planned.dtype != now.dtype || planned.bias_dtype != now.bias_dtype) differs("a dtype");
-  if (planned.batch != now.batch || planned.seqlen_q != now.seqlen_q ||
-      planned.seqlen_k != now.seqlen_k || planned.total_q != now.total_q ||
-      planned.total_k != now.total_k || planned.heads_q != now.heads_q ||
-      planned.heads_kv != now.heads_kv || planned.dim != now.dim || planned.dim_v != now.dim_v) {
-    differs("a shape");
-  }
-  if (planned.scale != now.scale || planned.softcap != now.softcap ||
-      planned.dropout_p != now.dropout_p || planned.window_left != now.window_left ||
-      planned.window_right != now.window_right) {
-    differs("an option");
-  }
-  differs("a stride, an option or a tensor's presence");
-}
-
 void check_workspace(const PlanInfo& info, const void* workspace, std::size_t bytes) {
   if (info.workspace_bytes == 0) return;
   if (workspace == nullptr || bytes < info.workspace_bytes) {
@@ -61,7 +39,7 @@ host::Operands prepare(const Plan& plan, const Attention& problem, Pass pass, co
                        std::size_t workspace_bytes) {
   const detail::PlanImpl& impl = plan.impl();
   const host::Problem now = host::normalise(problem, pass);
-  check_same(impl.problem, now);
+  host::check_planned(impl.problem, now);
   const DeviceInfo& planned = impl.info.device;
   if (planned.type != now.device.type ||
       (planned.type == DeviceType::cuda && planned.memory_bytes == 0)) {
@@ -71,46 +49,36 @@ host::Operands prepare(const Plan& plan, const Attention& problem, Pass pass, co
   return host::bind(problem, now);
 }
 
-host::Strides packed_or_dense(const TensorView& view) {
-  return view.ndim == 3 ? host::Strides{0, view.stride[0], view.stride[1]}
-                        : host::Strides{view.stride[0], view.stride[1], view.stride[2]};
-}
-
-host::Strides lse_strides(const TensorView& view) {
-  return view.ndim == 2 ? host::Strides{0, view.stride[1], view.stride[0]}
-                        : host::Strides{view.stride[0], view.stride[2], view.stride[1]};
-}
-
 /// out and lse of merge_states, or of one part, must have these extents.
-void check_state(const char* out_name, const TensorView& out, const char* lse_name,
-                 const TensorView& lse, const host::MergeProblem& p, bool packed) {
+void check_state(const host::NamedView& out, const host::NamedView& lse,
+                 const host::MergeProblem& p, bool packed) {
   if (packed) {
-    host::check_shape(out_name, out, {p.rows, p.heads, p.dim_v}, "(total_q, heads_q, Dv)");
-    host::check_shape(lse_name, lse, {p.heads, p.rows}, "(heads_q, total_q)");
+    host::check_shape(out.name, *out.view, {p.rows, p.heads, p.dim_v}, "(total_q, heads_q, Dv)");
+    host::check_shape(lse.name, *lse.view, {p.heads, p.rows}, "(heads_q, total_q)");
   } else {
-    host::check_shape(out_name, out, {p.batch, p.rows, p.heads, p.dim_v}, "(B, Sq, heads_q, Dv)");
-    host::check_shape(lse_name, lse, {p.batch, p.heads, p.rows}, "(B, heads_q, Sq)");
+    host::check_shape(out.name, *out.view, {p.batch, p.rows, p.heads, p.dim_v},
+                      "(B, Sq, heads_q, Dv)");
+    host::check_shape(lse.name, *lse.view, {p.batch, p.heads, p.rows}, "(B, heads_q, Sq)");
   }
-  host::check_dtype(out_name, out, p.dtype, "that of out");
-  host::check_dtype(lse_name, lse, p.stats_dtype, "statistics");
-  host::check_device(out_name, out, p.device);
-  host::check_device(lse_name, lse, p.device);
-  host::check_last_stride(out_name, out);
-  host::check_memory(out_name, out);
-  host::check_memory(lse_name, lse);
+  host::check_dtype(out.name, *out.view, p.dtype, "that of out");
+  host::check_dtype(lse.name, *lse.view, p.stats_dtype, "statistics");
+  host::check_device(out.name, *out.view, p.device, "out");
+  host::check_device(lse.name, *lse.view, p.device, "out");
+  host::check_last_stride(out.name, *out.view);
+  host::check_memory(out.name, *out.view);
+  host::check_memory(lse.name, *lse.view);
 }
 
 host::MergeProblem merge_problem(const TensorView& out) {
   const bool packed = out.ndim == 3;
-  if (!packed) {
+  if (packed) {
+    host::check_shape("out", out, {host::kAny, host::kAny, host::kAny}, "(total_q, heads_q, Dv)");
+  } else {
     host::check_shape("out", out, {host::kAny, host::kAny, host::kAny, host::kAny},
                       "(B, Sq, heads_q, Dv)");
   }
-  if (out.dtype != DType::float64 && out.dtype != DType::float32 && out.dtype != DType::float16 &&
-      out.dtype != DType::bfloat16) {
-    host::reject("out",
-                 "dtype is " + std::string(name_of(out.dtype)) + ", expected a floating type");
-  }
+  host::check_floating("out", out);
+  host::check_device_type("out", out);
   const std::size_t row = packed ? 0 : 1;
   host::MergeProblem p;
   p.dtype = out.dtype;
@@ -122,6 +90,18 @@ host::MergeProblem merge_problem(const TensorView& out) {
   p.dim_v = out.shape[row + 2];
   return p;
 }
+
+/// "outs[3]", in the caller's memory: names are needed only when a check fails.
+class PartName {
+ public:
+  PartName(const char* list, std::size_t index) {
+    std::snprintf(text_, sizeof text_, "%s[%zu]", list, index);
+  }
+  operator const char*() const { return text_; }  // NOLINT(google-explicit-constructor)
+
+ private:
+  char text_[32];
+};
 
 }  // namespace
 
@@ -151,9 +131,9 @@ void backward(const Plan& plan, const Attention& problem, void* workspace,
 
 void merge_states(std::span<const TensorView> outs, std::span<const TensorView> lses,
                   const TensorView& out, const TensorView& lse, Stream stream) {
-  constexpr std::size_t kMaxParts = 256;
-  if (outs.empty() || outs.size() > kMaxParts) {
-    host::reject("outs", "holds " + std::to_string(outs.size()) + " parts, expected 1 to 256");
+  if (outs.empty() || outs.size() > kMaxMergeParts) {
+    host::reject("outs", "holds " + std::to_string(outs.size()) + " parts, expected 1 to " +
+                             std::to_string(kMaxMergeParts));
   }
   if (lses.size() != outs.size()) {
     host::reject("lses", "holds " + std::to_string(lses.size()) + " parts, expected " +
@@ -161,17 +141,22 @@ void merge_states(std::span<const TensorView> outs, std::span<const TensorView> 
   }
   host::MergeProblem p = merge_problem(out);
   const bool packed = out.ndim == 3;
-  check_state("out", out, "lse", lse, p, packed);
+  const host::NamedView written[] = {{"out", &out}, {"lse", &lse}};
+  check_state(written[0], written[1], p, packed);
   host::check_writable("out", out);
   host::check_writable("lse", lse);
-  p.out = packed_or_dense(out);
-  p.lse = lse_strides(lse);
-  std::array<host::MergePart, kMaxParts> parts;
+  host::check_apart(written[0], written);
+  p.out = host::row_strides(out);
+  p.lse = host::lse_strides(lse);
+  std::array<host::MergePart, kMaxMergeParts> parts;
   for (std::size_t n = 0; n < outs.size(); ++n) {
-    check_state("outs", outs[n], "lses", lses[n], p, packed);
-    parts[n] = {outs[n].data, lses[n].data, packed_or_dense(outs[n]), lse_strides(lses[n])};
+    const PartName out_name("outs", n), lse_name("lses", n);
+    const host::NamedView part[] = {{out_name, &outs[n]}, {lse_name, &lses[n]}};
+    check_state(part[0], part[1], p, packed);
+    for (const host::NamedView& output : written) host::check_apart(output, part);
+    parts[n] = {outs[n].data, lses[n].data, host::row_strides(outs[n]), host::lse_strides(lses[n])};
   }
-  host::backend_for(p.device.type)
+  host::backend_for(p.device.type, "out")
       .merge_states(p, std::span(parts.data(), outs.size()), out.data, lse.data, stream);
 }
 
@@ -180,11 +165,11 @@ void dropout_mask(const TensorView& mask, double p, std::uint64_t seed, std::uin
   host::check_shape("mask", mask, {host::kAny, host::kAny, host::kAny, host::kAny},
                     "(B, heads_q, Sq, Sk)");
   host::check_dtype("mask", mask, DType::uint8, "1 is kept, 0 is dropped");
+  host::check_device_type("mask", mask);
   host::check_writable("mask", mask);
   host::check_memory("mask", mask);
-  if (!(p >= 0.0 && p < 1.0))
-    host::reject("p", "is " + std::to_string(p) + ", expected 0 <= p < 1");
-  host::backend_for(mask.device.type)
+  host::check_dropout("p", p);
+  host::backend_for(mask.device.type, "mask")
       .dropout_mask(mask, host::dropout_threshold(p), seed, offset, stream);
 }
 

@@ -6,16 +6,22 @@
 #include <cstddef>
 #include <cstring>
 #include <exception>
+#include <mutex>
 #include <new>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "onchip/attention.hpp"
 #include "onchip/threads.hpp"
 
 struct onchip_plan {
+  explicit onchip_plan(onchip::Plan made) : plan(std::move(made)) {}
+
   onchip::Plan plan;
-  std::string explain, json;
+  // Made when first asked for: servers plan often and explain rarely.
+  mutable std::once_flag explained, printed;
+  mutable std::string explain, json;
 };
 
 namespace {
@@ -74,19 +80,32 @@ void check_pointer(const char* name, Pointer pointer) {
   if (pointer == nullptr) reject(std::string(name) + ": is NULL");
 }
 
-void check_size(const char* name, std::size_t size) {
-  if (size >= sizeof(std::size_t)) return;
+/// Where a struct of an older header may end: after `first` bytes and any number of `step`.
+struct Ends {
+  std::size_t first, step;
+};
+
+// All members of onchip_attention after v are tensors, and optional for some pass.
+constexpr Ends kAttentionEnds{offsetof(onchip_attention, bias), sizeof(onchip_tensor)};
+constexpr Ends kDeviceEnds{offsetof(onchip_device_info, bandwidth), sizeof(double)};
+constexpr Ends kExecutorEnds{sizeof(onchip_executor), sizeof(std::int64_t)};
+
+// No struct gets near this: a greater size is memory that nobody set.
+constexpr std::size_t kMaxStructSize = 1 << 16;
+
+[[noreturn]] void reject_size(const char* name, std::size_t size, std::size_t known) {
   reject(std::string(name) + ": struct_size is " + std::to_string(size) +
-         ", expected sizeof of the struct");
+         ", expected the sizeof of the struct, here " + std::to_string(known));
 }
 
 /// `from` by its declared size over the defaults in `known`. What a newer header knows and this
 /// library does not must be zero.
 template <class Struct>
-void read_struct(const char* name, const Struct* from, Struct& known) {
+void read_struct(const char* name, const Struct* from, Ends ends, Struct& known) {
   check_pointer(name, from);
   const std::size_t size = from->struct_size;
-  check_size(name, size);
+  const bool cut = size < sizeof(Struct) && (size - ends.first) % ends.step != 0;
+  if (size < ends.first || size > kMaxStructSize || cut) reject_size(name, size, sizeof(Struct));
   const auto* bytes = reinterpret_cast<const unsigned char*>(from);
   if (size > sizeof(Struct) && std::any_of(bytes + sizeof(Struct), bytes + size,
                                            [](unsigned char byte) { return byte != 0; })) {
@@ -95,17 +114,22 @@ void read_struct(const char* name, const Struct* from, Struct& known) {
            " bytes and the rest asks for something");
   }
   std::memcpy(&known, from, std::min(size, sizeof(Struct)));
-  known.struct_size = sizeof(Struct);
 }
 
-/// `known` to the caller's struct, as much of it as the caller's header has.
+/// `known` to the caller's struct, as much of it as the caller's header has, and zeros to the rest.
+template <class Struct>
+void write_struct(const char* name, const Struct& known, Struct* to, std::size_t size) {
+  check_pointer(name, to);
+  if (size < sizeof(std::size_t) || size > kMaxStructSize) reject_size(name, size, sizeof(Struct));
+  std::memset(static_cast<void*>(to), 0, size);
+  std::memcpy(static_cast<void*>(to), &known, std::min(size, sizeof(Struct)));
+  to->struct_size = size;
+}
+
 template <class Struct>
 void write_struct(const char* name, const Struct& known, Struct* to) {
   check_pointer(name, to);
-  const std::size_t size = to->struct_size;
-  check_size(name, size);
-  std::memcpy(to, &known, std::min(size, sizeof(Struct)));
-  to->struct_size = size;
+  write_struct(name, known, to, to->struct_size);
 }
 
 TensorView view_of(const onchip_tensor& tensor) {
@@ -125,7 +149,7 @@ onchip_attention defaults() {
 
 Attention attention_of(const onchip_attention* caller) {
   onchip_attention args = defaults();
-  read_struct("args", caller, args);
+  read_struct("args", caller, kAttentionEnds, args);
   Attention a;
   onchip::Options& o = a.options;
   if (args.has_scale != 0) o.scale = args.scale;
@@ -176,7 +200,7 @@ onchip_device_info to_c(const onchip::DeviceInfo& info) {
 onchip::DeviceInfo from_c(const onchip_device_info* caller) {
   onchip_device_info c;
   std::memset(&c, 0, sizeof c);
-  read_struct("device", caller, c);
+  read_struct("device", caller, kDeviceEnds, c);
   if (c.type != ONCHIP_CPU && c.type != ONCHIP_CUDA) {
     reject("device: type is " + std::to_string(c.type) + ", expected ONCHIP_CPU or ONCHIP_CUDA");
   }
@@ -223,15 +247,11 @@ onchip_plan_info to_c(const onchip::PlanInfo& info) {
   return c;
 }
 
-/// Plans by `make`, and with it the texts, so that later calls only hand out pointers.
 template <class Make>
 onchip_status create_plan(onchip_plan** plan, Make make) noexcept {
   return guard([&] {
     check_pointer("plan", plan);
-    onchip::Plan made = make();
-    std::string explain = made.explain();
-    std::string json = made.json();
-    *plan = new onchip_plan{std::move(made), std::move(explain), std::move(json)};
+    *plan = new onchip_plan(make());
   });
 }
 
@@ -243,14 +263,7 @@ const char* onchip_last_error(void) { return last_error().c_str(); }
 const char* onchip_version(void) { return ONCHIP_VERSION; }
 
 onchip_status onchip_attention_init(onchip_attention* args, size_t struct_size) {
-  return guard([&] {
-    check_pointer("args", args);
-    check_size("args", struct_size);
-    const onchip_attention known = defaults();
-    std::memset(args, 0, struct_size);
-    std::memcpy(args, &known, std::min(struct_size, sizeof known));
-    args->struct_size = struct_size;
-  });
+  return guard([&] { write_struct("args", defaults(), args, struct_size); });
 }
 
 onchip_status onchip_get_device_info(const char* name, onchip_device_info* info) {
@@ -299,6 +312,7 @@ onchip_status onchip_plan_explain(const onchip_plan* plan, const char** text) {
   return guard([&] {
     check_pointer("plan", plan);
     check_pointer("text", text);
+    std::call_once(plan->explained, [&] { plan->explain = plan->plan.explain(); });
     *text = plan->explain.c_str();
   });
 }
@@ -307,6 +321,7 @@ onchip_status onchip_plan_json(const onchip_plan* plan, const char** text) {
   return guard([&] {
     check_pointer("plan", plan);
     check_pointer("text", text);
+    std::call_once(plan->printed, [&] { plan->json = plan->plan.json(); });
     *text = plan->json.c_str();
   });
 }
@@ -354,7 +369,11 @@ onchip_status onchip_dropout_mask(const onchip_tensor* mask, double p, uint64_t 
 onchip_status onchip_set_num_threads(int32_t count) {
   return guard([&] { onchip::set_num_threads(count); });
 }
-int32_t onchip_num_threads(void) { return onchip::num_threads(); }
+int32_t onchip_num_threads(void) {
+  std::int32_t count = 1;
+  guard([&] { count = onchip::num_threads(); });
+  return count;
+}
 
 onchip_status onchip_set_executor(const onchip_executor* executor) {
   return guard([&] {
@@ -364,7 +383,7 @@ onchip_status onchip_set_executor(const onchip_executor* executor) {
     }
     onchip_executor known;
     std::memset(&known, 0, sizeof known);
-    read_struct("executor", executor, known);
+    read_struct("executor", executor, kExecutorEnds, known);
     if (known.run == nullptr) reject("executor: run is NULL");
     if (known.concurrency < 1 || known.concurrency > INT32_MAX) {
       reject("executor: concurrency is " + std::to_string(known.concurrency) +
@@ -375,6 +394,10 @@ onchip_status onchip_set_executor(const onchip_executor* executor) {
   });
 }
 
-const char* onchip_cpu_isa(void) { return onchip::cpu_isa(); }
+const char* onchip_cpu_isa(void) {
+  const char* name = "unknown";
+  guard([&] { name = onchip::cpu_isa(); });
+  return name;
+}
 
 }  // extern "C"

@@ -2,14 +2,17 @@
 // The backends of this build, by name: static initialisers would vanish from a static library.
 #include "cpu/backend.hpp"
 #include "host/backend.hpp"
+#ifdef ONCHIP_CUDA
+#include "cuda/cuda_backend.hpp"
+#endif
+#include "host/check.hpp"
 
 namespace onchip::host {
 
-const Backend& backend_for(DeviceType type) {
+const Backend& backend_for(DeviceType type, const char* argument) {
   if (type == DeviceType::cpu) return cpu::cpu_backend();
-  throw Error(
-      ErrorCode::unsupported,
-      "q: lies on a CUDA device, but this build has no CUDA backend; it computes on the CPU only");
+  refuse(argument,
+         "lies on a CUDA device, but this build has no CUDA backend; it computes on the CPU only");
 }
 
 }  // namespace onchip::host

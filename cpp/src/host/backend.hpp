@@ -38,7 +38,8 @@ class Backend {
                             std::uint64_t offset, Stream stream) const = 0;
 };
 
-/// The backend for memory of this type; throws `Error` (unsupported) where the build has none.
-const Backend& backend_for(DeviceType type);
+/// The backend for memory of this type; throws `Error` (unsupported) where the build has none,
+/// naming the argument that asked for it.
+const Backend& backend_for(DeviceType type, const char* argument = "q");
 
 }  // namespace onchip::host

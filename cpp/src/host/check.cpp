@@ -2,33 +2,109 @@
 #include "host/check.hpp"
 
 #include <algorithm>
+#include <array>
 
 namespace onchip::host {
 namespace {
 
-std::string extents_text(const std::int64_t* extents, std::size_t count) {
+/// "(2, 7)"; with `any`, kAny reads "any".
+std::string tuple_text(const std::int64_t* values, std::size_t count, bool any = false) {
   std::string text = "(";
   for (std::size_t axis = 0; axis < count; ++axis) {
     if (axis > 0) text += ", ";
-    text += extents[axis] == kAny ? "any" : std::to_string(extents[axis]);
+    text += any && values[axis] == kAny ? "any" : std::to_string(values[axis]);
   }
   return text + (count == 1 ? ",)" : ")");
+}
+
+std::string strides_text(const TensorView& view) {
+  return tuple_text(view.stride.data(), static_cast<std::size_t>(view.ndim));
 }
 
 std::string device_text(const Device& device) {
   return device.type == DeviceType::cpu ? "the CPU" : "CUDA device " + std::to_string(device.index);
 }
 
-/// Whether there are no elements, whose strides then mean nothing (libraries write what they like).
-bool empty(const TensorView& view) {
-  const auto end = view.shape.begin() + view.ndim;
-  return std::find(view.shape.begin(), end, 0) != end;
+__extension__ using Wide = __int128;
+constexpr Wide kMaxBytes = Wide{1} << 62;
+
+/// The memory of a tensor with elements.
+struct Footprint {
+  std::int64_t lowest = 0, highest = 0;  // offsets of elements from `data`
+  bool overlaps = false;                 // elements may share memory
+  bool dense = true;                     // every element between lowest and highest is one of them
+};
+
+/// Sorted by stride, each axis must step over all that the axes before it cover: so it is in every
+/// slice and transposition of an array.
+Footprint footprint_of(const TensorView& view) {
+  struct Axis {
+    std::int64_t step, count;
+  };
+  std::array<Axis, kMaxDims> axes;
+  std::size_t used = 0;
+  Footprint f;
+  for (std::size_t axis = 0; axis < static_cast<std::size_t>(view.ndim); ++axis) {
+    const std::int64_t stride = view.stride[axis], count = view.shape[axis];
+    if (count <= 1) continue;
+    (stride < 0 ? f.lowest : f.highest) += stride * (count - 1);
+    const Axis now{stride < 0 ? -stride : stride, count};
+    std::size_t at = used++;
+    for (; at > 0 && axes[at - 1].step > now.step; --at) axes[at] = axes[at - 1];
+    axes[at] = now;
+  }
+  std::int64_t covered = 0;
+  for (std::size_t n = 0; n < used; ++n) {
+    f.overlaps = f.overlaps || axes[n].step <= covered;
+    f.dense = f.dense && axes[n].step == covered + 1;
+    covered += axes[n].step * (axes[n].count - 1);
+  }
+  return f;
+}
+
+/// Addresses of a tensor's bytes, both ends included.
+struct ByteRange {
+  std::uintptr_t data, first, last;
+  bool dense;
+  [[nodiscard]] bool holds(std::uintptr_t address) const {
+    return first <= address && address <= last;
+  }
+};
+
+ByteRange bytes_of(const TensorView& view) {
+  const Footprint f = footprint_of(view);
+  const auto size = static_cast<std::uintptr_t>(size_of(view.dtype));
+  const auto data = reinterpret_cast<std::uintptr_t>(view.data);
+  return {data, data + static_cast<std::uintptr_t>(f.lowest) * size,
+          data + static_cast<std::uintptr_t>(f.highest) * size + size - 1, f.dense};
+}
+
+/// Some element of `b` surely lies among those of `a`.
+bool reaches_into(const ByteRange& a, const ByteRange& b) {
+  return a.dense && (a.holds(b.data) || a.holds(b.first) || a.holds(b.last));
+}
+
+/// Offsets are 64 bits wide. A shape without elements counts as if it had one along each such axis:
+/// its other extents are used in sums all the same.
+void check_extents(const char* name, const TensorView& view) {
+  const bool strided = !has_no_elements(view);
+  const Wide size = std::max<std::int64_t>(size_of(view.dtype), 1);
+  Wide elements = size, reach = size;
+  for (std::size_t axis = 0; axis < static_cast<std::size_t>(view.ndim); ++axis) {
+    const Wide extent = std::max<std::int64_t>(view.shape[axis], 1);
+    const Wide stride = strided ? Wide{view.stride[axis]} : 0;
+    elements *= extent;
+    if (elements <= kMaxBytes) reach += (stride < 0 ? -stride : stride) * (extent - 1) * size;
+    if (elements <= kMaxBytes && reach <= kMaxBytes) continue;
+    reject(name, "shape " + shape_text(view) + " with strides " + strides_text(view) +
+                     " passes 2^62 bytes");
+  }
 }
 
 }  // namespace
 
 std::string shape_text(const TensorView& view) {
-  return extents_text(view.shape.data(), static_cast<std::size_t>(std::max(view.ndim, 0)));
+  return tuple_text(view.shape.data(), static_cast<std::size_t>(std::max(view.ndim, 0)));
 }
 
 void check_shape(const char* name, const TensorView& view,
@@ -39,12 +115,12 @@ void check_shape(const char* name, const TensorView& view,
     const std::int64_t want = expected.begin()[axis];
     fits = view.shape[axis] >= 0 && (want == kAny || view.shape[axis] == want);
   }
-  if (fits) return;
+  if (fits) return check_extents(name, view);
   if (view.ndim < 0 || view.ndim > kMaxDims) {
     reject(name, "ndim is " + std::to_string(view.ndim) + ", expected " + meaning);
   }
   reject(name, "shape is " + shape_text(view) + ", expected " + meaning + " = " +
-                   extents_text(expected.begin(), expected.size()));
+                   tuple_text(expected.begin(), expected.size(), true));
 }
 
 void check_dtype(const char* name, const TensorView& view, DType expected, const char* because) {
@@ -53,32 +129,81 @@ void check_dtype(const char* name, const TensorView& view, DType expected, const
                    " (" + because + ")");
 }
 
-void check_device(const char* name, const TensorView& view, const Device& expected) {
+void check_floating(const char* name, const TensorView& view) {
+  switch (view.dtype) {
+    case DType::float64:
+    case DType::float32:
+    case DType::float16:
+    case DType::bfloat16: return;
+    default: break;
+  }
+  reject(name, "dtype is " + std::string(name_of(view.dtype)) +
+                   ", expected float32, float16, bfloat16 or float64");
+}
+
+void check_device(const char* name, const TensorView& view, const Device& expected,
+                  const char* like) {
   if (view.device == expected) return;
-  reject(name,
-         "lies on " + device_text(view.device) + ", expected " + device_text(expected) + " as q");
+  reject(name, "lies on " + device_text(view.device) + ", expected " + device_text(expected) +
+                   " as " + like);
+}
+
+void check_device_type(const char* name, const TensorView& view) {
+  if (view.device.type == DeviceType::cpu || view.device.type == DeviceType::cuda) return;
+  reject(name, "device type is " + std::to_string(static_cast<std::int32_t>(view.device.type)) +
+                   ", expected 0 (CPU) or 1 (CUDA)");
 }
 
 void check_last_stride(const char* name, const TensorView& view) {
   const auto last = static_cast<std::size_t>(view.ndim - 1);
-  if (view.shape[last] <= 1 || view.stride[last] == 1 || empty(view)) return;
-  reject(name, "stride of the last axis is " + std::to_string(view.stride[last]) +
+  const std::int64_t stride = view.stride[last];
+  if (view.shape[last] <= 1 || stride == 1 || has_no_elements(view)) return;
+  reject(name, "stride of the last axis is " + std::to_string(stride) +
                    ", expected 1 (other axes may have any stride)");
 }
 
 void check_writable(const char* name, const TensorView& view) {
-  if (empty(view)) return;
-  for (std::size_t axis = 0; axis < static_cast<std::size_t>(view.ndim); ++axis) {
-    if (view.shape[axis] > 1 && view.stride[axis] == 0) {
-      reject(name, "stride of axis " + std::to_string(axis) +
-                       " is 0, expected an output whose elements do not share memory");
+  if (has_no_elements(view) || !footprint_of(view).overlaps) return;
+  reject(name, "strides " + strides_text(view) + " let elements of shape " + shape_text(view) +
+                   " share memory, expected an output that does not overlap itself");
+}
+
+void check_memory(const char* name, const TensorView& view) {
+  if (!view.given() || has_no_elements(view)) return;
+  if (view.data == nullptr) {
+    reject(name, "data is null, expected memory for shape " + shape_text(view));
+  }
+  const auto size = static_cast<std::uintptr_t>(size_of(view.dtype));
+  if (reinterpret_cast<std::uintptr_t>(view.data) % size == 0) return;
+  reject(name, "data is not aligned to " + std::to_string(size) + " bytes, expected memory for " +
+                   name_of(view.dtype));
+}
+
+void check_apart(const NamedView& output, std::span<const NamedView> others) {
+  const auto nothing = [](const TensorView* view) {
+    return view == nullptr || !view->given() || has_no_elements(*view);
+  };
+  if (nothing(output.view)) return;
+  const ByteRange written = bytes_of(*output.view);
+  for (const NamedView& other : others) {
+    if (&other == &output || nothing(other.view)) continue;
+    const ByteRange range = bytes_of(*other.view);
+    if (written.last < range.first || range.last < written.first) continue;
+    if (written.data == range.data || reaches_into(written, range) ||
+        reaches_into(range, written)) {
+      reject(output.name,
+             "shares memory with " + std::string(other.name) + ", expected memory of its own");
     }
   }
 }
 
-void check_memory(const char* name, const TensorView& view) {
-  if (!view.given() || view.data != nullptr || empty(view)) return;
-  reject(name, "data is null, expected memory for shape " + shape_text(view));
+bool has_no_elements(const TensorView& view) {
+  const auto end = view.shape.begin() + view.ndim;
+  return std::find(view.shape.begin(), end, 0) != end;
+}
+
+std::int64_t stride_of(const TensorView& view, std::size_t axis) {
+  return view.shape[axis] <= 1 || has_no_elements(view) ? 0 : view.stride[axis];
 }
 
 }  // namespace onchip::host

@@ -2,7 +2,9 @@
 // Small checks that name the argument when they fail. Nothing here allocates unless it fails.
 #pragma once
 
+#include <cstdint>
 #include <initializer_list>
+#include <span>
 #include <string>
 
 #include "onchip/status.hpp"
@@ -24,22 +26,47 @@ std::string shape_text(const TensorView& view);
 /// Extent that stands for "any".
 inline constexpr std::int64_t kAny = -1;
 
-/// The tensor must be given, have these extents (kAny: any), and none of them negative.
+/// The tensor must be given, have these extents (kAny: any), none of them negative, and fit into
+/// 62 bits of bytes.
 void check_shape(const char* name, const TensorView& view,
                  std::initializer_list<std::int64_t> expected, const char* meaning);
 
 /// The tensor's dtype must be the one that `because` explains.
 void check_dtype(const char* name, const TensorView& view, DType expected, const char* because);
 
-void check_device(const char* name, const TensorView& view, const Device& expected);
+void check_device(const char* name, const TensorView& view, const Device& expected,
+                  const char* like = "q");
+
+/// The device must be of a type that exists: C callers pass any number.
+void check_device_type(const char* name, const TensorView& view);
 
 /// The last axis must be dense: kernels read rows as whole vectors.
 void check_last_stride(const char* name, const TensorView& view);
 
-/// No two elements of a written tensor may share memory by a stride of 0.
+/// The tensor's dtype must be float32, float16, bfloat16 or float64.
+void check_floating(const char* name, const TensorView& view);
+
+/// No two elements of a written tensor may share memory.
 void check_writable(const char* name, const TensorView& view);
 
-/// A tensor with elements must have memory.
+/// A tensor with elements must have memory, aligned to its element.
 void check_memory(const char* name, const TensorView& view);
+
+/// A tensor of one call. `view` is null or without elements where there is nothing to check.
+struct NamedView {
+  const char* name = nullptr;
+  const TensorView* view = nullptr;
+};
+
+/// `output` must not share memory with any of `others` (it may be one of them). Finds equal
+/// pointers and overlaps of dense tensors; strided tensors between each other's elements are fine,
+/// as slices of one array are.
+void check_apart(const NamedView& output, std::span<const NamedView> others);
+
+/// Whether there are no elements: strides then mean nothing (libraries write what they like).
+bool has_no_elements(const TensorView& view);
+
+/// The stride of an axis as it counts: 0 where there is no second element along it.
+std::int64_t stride_of(const TensorView& view, std::size_t axis);
 
 }  // namespace onchip::host

@@ -80,16 +80,29 @@ struct Operands {
   std::uint64_t seed = 0, offset = 0;
 };
 
+/// Strides of a (batch, row, head, dim) tensor, or (row, head, dim) when packed.
+Strides row_strides(const TensorView& view);
+
+/// Strides of lse: (batch, head, row), or (head, row) when packed.
+Strides lse_strides(const TensorView& view);
+
 /// Checks everything that can be checked without reading memory. Throws `Error` naming the
 /// argument. Null data pointers pass: planning does not need memory.
 Problem normalise(const Attention& attention, Pass pass);
 
-/// Checks that every tensor with elements has memory, and takes the pointers.
+/// Checks that every tensor with elements has memory and that what is written shares none with
+/// another tensor, and takes the pointers.
 Operands bind(const Attention& attention, const Problem& problem);
+
+/// The problem of a launch must be the one that was planned. Throws `Error` naming what differs.
+void check_planned(const Problem& planned, const Problem& now);
 
 /// round(65536 p): lanes below it are dropped. The kept weights are scaled by
 /// 1 / (1 - threshold / 65536), which is exact for what was really dropped.
 std::uint32_t dropout_threshold(double p);
+
+/// p must be in [0, 1) and keep at least one lane. Throws `Error` naming the argument.
+void check_dropout(const char* name, double p);
 
 /// Parts of merge_states, normalised: out and parts share one dtype and shape.
 struct MergeProblem {

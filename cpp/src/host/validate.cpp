@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // From the caller's `Attention` to the normalised `Problem`: every rule of the contract that can be
 // checked without reading memory.
+#include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <string>
 
 #include "host/check.hpp"
@@ -10,55 +12,44 @@
 namespace onchip::host {
 namespace {
 
-constexpr std::int64_t kMaxGpuDim = 256;
+__extension__ using Wide = __int128;
 
-bool is_floating(DType dtype) {
-  return dtype == DType::float64 || dtype == DType::float32 || dtype == DType::float16 ||
-         dtype == DType::bfloat16;
+constexpr Wide kMaxElements = Wide{1} << 48;  // of q, k and v: sums of products stay below 2^63
+constexpr double kLargest = 1e18;             // scale, softcap and their ratio fit into float32
+
+std::string number_text(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", value);
+  return text;
 }
 
-/// Strides of a (batch, row, head, dim) tensor, or (row, head, dim) when packed.
-Strides row_strides(const TensorView& view) {
-  if (view.ndim == 3) return {0, view.stride[0], view.stride[1]};
-  return {view.stride[0], view.stride[1], view.stride[2]};
+void read_numbers(const Options& o, Problem& p) {
+  p.scale = o.scale.value_or(1.0 / std::sqrt(static_cast<double>(p.dim)));
+  if (!(std::abs(p.scale) <= kLargest)) {
+    reject("scale", "is " + number_text(p.scale) + ", expected a number within +-1e18");
+  }
+  if (o.softcap != 0 && !(o.softcap >= 1 / kLargest && o.softcap <= kLargest)) {
+    reject("softcap", "is " + number_text(o.softcap) + ", expected 0 (off) or 1e-18 to 1e18");
+  }
+  check_dropout("dropout_p", o.dropout_p);
+  p.softcap = o.softcap;
+  p.dropout_p = o.dropout_p;
 }
 
-/// Strides of lse: (batch, head, row), or (head, row) when packed.
-Strides lse_strides(const TensorView& view) {
-  if (view.ndim == 2) return {0, view.stride[1], view.stride[0]};
-  return {view.stride[0], view.stride[2], view.stride[1]};
-}
-
-void check_finite(const char* name, double value) {
-  if (!std::isfinite(value))
-    reject(name, "is " + std::to_string(value) + ", expected a finite number");
+void check_at_least(const char* name, std::int64_t value, std::int64_t least,
+                    const char* expected) {
+  if (value >= least) return;
+  reject(name, "is " + std::to_string(value) + ", expected " + expected);
 }
 
 void read_options(const Options& o, Problem& p) {
-  p.scale = o.scale.value_or(1.0 / std::sqrt(static_cast<double>(p.dim)));
-  check_finite("scale", p.scale);
-  check_finite("softcap", o.softcap);
-  if (o.softcap < 0)
-    reject("softcap", "is " + std::to_string(o.softcap) + ", expected 0 (off) or more");
-  if (!(o.dropout_p >= 0.0 && o.dropout_p < 1.0) || dropout_threshold(o.dropout_p) >= 65536) {
-    reject("dropout_p", "is " + std::to_string(o.dropout_p) +
-                            ", expected 0 <= p < 1 with round(65536 p) below 65536");
-  }
-  const auto check_window = [](const char* name, std::int64_t value) {
-    if (value < -1)
-      reject(name, "is " + std::to_string(value) + ", expected -1 (unlimited) or more");
-  };
-  check_window("window_left", o.window_left);
-  check_window("window_right", o.window_right);
-  if (o.num_splits < 0) {
-    reject("num_splits", "is " + std::to_string(o.num_splits) + ", expected 0 (automatic) or more");
-  }
-  if (o.split_size < 0)
-    reject("split_size", "is " + std::to_string(o.split_size) + ", expected 0 or more");
-  if (o.max_seqlen_q < 0) reject("max_seqlen_q", "is negative, expected 0 (unknown) or more");
-  if (o.max_seqlen_k < 0) reject("max_seqlen_k", "is negative, expected 0 (unknown) or more");
-  p.softcap = o.softcap;
-  p.dropout_p = o.dropout_p;
+  read_numbers(o, p);
+  check_at_least("window_left", o.window_left, -1, "-1 (unlimited) or more");
+  check_at_least("window_right", o.window_right, -1, "-1 (unlimited) or more");
+  check_at_least("num_splits", o.num_splits, 0, "0 (the planner chooses) or more");
+  check_at_least("split_size", o.split_size, 0, "0 (by num_splits) or more");
+  check_at_least("max_seqlen_q", o.max_seqlen_q, 0, "0 (unknown) or more");
+  check_at_least("max_seqlen_k", o.max_seqlen_k, 0, "0 (unknown) or more");
   p.window_left = o.window_left;
   p.window_right = o.causal ? 0 : o.window_right;
   p.deterministic = o.deterministic;
@@ -70,6 +61,13 @@ void check_rows(const char* name, const TensorView& view, const Problem& p) {
   check_dtype(name, view, p.dtype, "that of q");
   check_device(name, view, p.device);
   check_last_stride(name, view);
+  Wide elements = 1;  // axes of no extent count as one: the others are multiplied all the same
+  for (std::size_t axis = 0; axis < static_cast<std::size_t>(view.ndim); ++axis) {
+    elements *= std::max<std::int64_t>(view.shape[axis], 1);
+  }
+  if (elements > kMaxElements) {
+    reject(name, "shape " + shape_text(view) + " passes 2^48 elements");
+  }
 }
 
 /// q, k and v: layout, extents and strides.
@@ -86,10 +84,8 @@ void read_inputs(const Attention& a, Problem& p) {
   p.dtype = a.q.dtype;
   p.stats_dtype = p.dtype == DType::float64 ? DType::float64 : DType::float32;
   p.device = a.q.device;
-  if (!is_floating(p.dtype)) {
-    reject("q", "dtype is " + std::string(name_of(p.dtype)) +
-                    ", expected float32, float16, bfloat16 or float64");
-  }
+  check_device_type("q", a.q);
+  check_floating("q", a.q);
   p.heads_q = a.q.shape[row + 1];
   p.dim = a.q.shape[row + 2];
   if (p.heads_q < 1 || p.dim < 1)
@@ -128,7 +124,12 @@ std::int64_t read_lengths(const char* name, const TensorView& view, std::int64_t
   check_shape(name, view, {entries}, meaning);
   check_dtype(name, view, DType::int32, "lengths and tables");
   check_device(name, view, p.device);
-  return view.stride[0];
+  return stride_of(view, 0);
+}
+
+/// The greatest length that a hint (0: none) leaves possible.
+std::int64_t longest(std::int64_t hint, std::int64_t total) {
+  return hint > 0 ? std::min(hint, total) : total;
 }
 
 void read_packed_lengths(const Attention& a, Problem& p) {
@@ -137,12 +138,41 @@ void read_packed_lengths(const Attention& a, Problem& p) {
   if (p.batch < 0) reject("cu_seqlens_q", "shape is (0,), expected (B + 1,)");
   p.cu_seqlens_q = read_lengths("cu_seqlens_q", a.cu_seqlens_q, p.batch + 1, p, "(B + 1,)");
   p.total_q = a.q.shape[0];
-  p.seqlen_q = a.options.max_seqlen_q > 0 ? a.options.max_seqlen_q : p.total_q;
+  p.seqlen_q = longest(a.options.max_seqlen_q, p.total_q);
   if (p.paged) return;
   p.has_cu_seqlens_k = true;
   p.cu_seqlens_k = read_lengths("cu_seqlens_k", a.cu_seqlens_k, p.batch + 1, p, "(B + 1,)");
   p.total_k = a.k.shape[0];
-  p.seqlen_k = a.options.max_seqlen_k > 0 ? a.options.max_seqlen_k : p.total_k;
+  p.seqlen_k = longest(a.options.max_seqlen_k, p.total_k);
+}
+
+void read_pages(const Attention& a, Problem& p) {
+  if (p.pass == Pass::backward) {
+    refuse("block_table",
+           "backward over a paged cache is not supported by any backend; gather the pages into k "
+           "and v");
+  }
+  if (a.cu_seqlens_k.given()) {
+    reject("cu_seqlens_k", "given with block_table; seqused_k holds the lengths of a paged cache");
+  }
+  if (!a.seqused_k.given()) {
+    reject("seqused_k", "not given, but block_table is; a paged cache needs the lengths");
+  }
+  check_shape("block_table", a.block_table, {p.batch, kAny}, "(B, max_pages)");
+  check_dtype("block_table", a.block_table, DType::int32, "lengths and tables");
+  check_device("block_table", a.block_table, p.device);
+  p.num_pages = a.k.shape[0];
+  p.page_size = a.k.shape[1];
+  p.max_pages = a.block_table.shape[1];
+  if (p.page_size < 1) reject("k", "page_size is 0, expected 1 or more");
+  if (Wide{std::max<std::int64_t>(p.batch, 1)} * p.max_pages * p.page_size > kMaxElements) {
+    reject("block_table", "shape " + shape_text(a.block_table) + " with pages of " +
+                              std::to_string(p.page_size) + " keys passes 2^48 keys");
+  }
+  p.total_k = p.num_pages * p.page_size;
+  p.seqlen_k = p.max_pages * p.page_size;
+  p.block_table_batch = stride_of(a.block_table, 0);
+  p.block_table_page = stride_of(a.block_table, 1);
 }
 
 /// Batch, lengths and pages.
@@ -157,29 +187,7 @@ void read_geometry(const Attention& a, Problem& p) {
     p.seqlen_k = a.k.shape[1];
     p.total_k = p.batch * p.seqlen_k;
   }
-  if (p.paged) {
-    if (a.cu_seqlens_k.given())
-      reject("cu_seqlens_k",
-             "given with block_table; seqused_k holds the lengths of a paged cache");
-    if (!a.seqused_k.given())
-      reject("seqused_k", "not given, but block_table is; a paged cache needs the lengths");
-    check_shape("block_table", a.block_table, {p.batch, kAny}, "(B, max_pages)");
-    check_dtype("block_table", a.block_table, DType::int32, "lengths and tables");
-    check_device("block_table", a.block_table, p.device);
-    p.num_pages = a.k.shape[0];
-    p.page_size = a.k.shape[1];
-    p.max_pages = a.block_table.shape[1];
-    if (p.page_size < 1) reject("k", "shape is " + shape_text(a.k) + ", expected page_size >= 1");
-    p.total_k = p.num_pages * p.page_size;
-    p.seqlen_k = p.max_pages * p.page_size;
-    p.block_table_batch = a.block_table.stride[0];
-    p.block_table_page = a.block_table.stride[1];
-    if (p.pass == Pass::backward) {
-      refuse("block_table",
-             "backward over a paged cache is not supported by any backend; gather the pages into k "
-             "and v");
-    }
-  }
+  if (p.paged) read_pages(a, p);
   p.has_seqused_q = a.seqused_q.given();
   p.has_seqused_k = a.seqused_k.given();
   if (p.has_seqused_q) p.seqused_q = read_lengths("seqused_q", a.seqused_q, p.batch, p, "(B,)");
@@ -202,7 +210,7 @@ void read_bias(const TensorView& bias, Problem& p) {
                          std::to_string(full[0]) + ", " + std::to_string(full[1]) + ", " +
                          std::to_string(full[2]) + ", " + std::to_string(full[3]) + ") or 1");
     }
-    stride[axis] = extent == 1 ? 0 : bias.stride[axis];
+    stride[axis] = stride_of(bias, axis);
   }
   p.bias_dtype = bias.dtype;
   p.bias = {stride[0], stride[1], stride[2], stride[3]};
@@ -222,15 +230,15 @@ void read_score_tensors(const Attention& a, Problem& p) {
     check_dtype("alibi_slopes", a.alibi_slopes, p.stats_dtype, "statistics");
     check_device("alibi_slopes", a.alibi_slopes, p.device);
     p.has_alibi = true;
-    p.alibi_batch = per_batch ? a.alibi_slopes.stride[0] : 0;
-    p.alibi_head = a.alibi_slopes.stride[per_batch ? 1 : 0];
+    p.alibi_batch = per_batch ? stride_of(a.alibi_slopes, 0) : 0;
+    p.alibi_head = stride_of(a.alibi_slopes, per_batch ? 1 : 0);
   }
   if (a.sinks.given()) {
     check_shape("sinks", a.sinks, {p.heads_q}, "(heads_q,)");
     check_dtype("sinks", a.sinks, p.stats_dtype, "statistics");
     check_device("sinks", a.sinks, p.device);
     p.has_sinks = true;
-    p.sinks = a.sinks.stride[0];
+    p.sinks = stride_of(a.sinks, 0);
   }
 }
 
@@ -259,10 +267,21 @@ Strides read_lse(const char* name, const TensorView& view, const Problem& p, boo
   return lse_strides(view);
 }
 
+/// Every part of a split writes its own out and lse into the workspace.
+void check_splits(const Problem& p) {
+  const bool by_size = p.split_size > 0;
+  const std::int64_t parts =
+      by_size ? p.seqlen_k / p.split_size + 1 : std::min<std::int64_t>(p.num_splits, p.seqlen_k);
+  if (parts <= 1 || Wide{parts} * p.total_q * p.heads_q * (p.dim_v + 1) <= kMaxElements) return;
+  reject(by_size ? "split_size" : "num_splits",
+         "makes " + std::to_string(parts) + " parts, whose outputs pass 2^48 elements");
+}
+
 void read_forward(const Attention& a, Problem& p) {
   p.out = read_like("out", a.out, a.q, p.dim_v, p, true, "q's with Dv for D");
   p.has_lse = a.lse.given();
   if (p.has_lse) p.lse = read_lse("lse", a.lse, p, true);
+  check_splits(p);
 }
 
 void read_backward(const Attention& a, Problem& p) {
@@ -283,8 +302,8 @@ void read_backward(const Attention& a, Problem& p) {
     check_dtype("dbias", a.dbias, p.bias_dtype, "that of bias");
     check_device("dbias", a.dbias, p.device);
     check_writable("dbias", a.dbias);
-    const auto& stride = a.dbias.stride;
-    p.dbias = {stride[0], stride[1], stride[2], stride[3]};
+    p.dbias = {stride_of(a.dbias, 0), stride_of(a.dbias, 1), stride_of(a.dbias, 2),
+               stride_of(a.dbias, 3)};
   }
   p.has_dsinks = a.dsinks.given();
   if (p.has_dsinks) {
@@ -293,23 +312,26 @@ void read_backward(const Attention& a, Problem& p) {
     check_dtype("dsinks", a.dsinks, p.stats_dtype, "statistics");
     check_device("dsinks", a.dsinks, p.device);
     check_writable("dsinks", a.dsinks);
-    p.dsinks = a.dsinks.stride[0];
+    p.dsinks = stride_of(a.dsinks, 0);
   }
 }
 
-void check_gpu(const Problem& p) {
-  if (p.device.type == DeviceType::cpu) return;
-  if (p.dtype == DType::float64) refuse("q", "float64 is computed by the cpu backend only");
-  const auto check_dim = [](const char* name, std::int64_t dim) {
-    if (dim % 8 == 0 && dim <= kMaxGpuDim) return;
-    refuse(name, "head dimension " + std::to_string(dim) +
-                     " is computed by the cpu backend only; GPUs take multiples of 8 up to 256");
-  };
-  check_dim("q", p.dim);
-  check_dim("v", p.dim_v);
+}  // namespace
+
+Strides row_strides(const TensorView& view) {
+  if (view.ndim == 3) return {0, stride_of(view, 0), stride_of(view, 1)};
+  return {stride_of(view, 0), stride_of(view, 1), stride_of(view, 2)};
 }
 
-}  // namespace
+Strides lse_strides(const TensorView& view) {
+  if (view.ndim == 2) return {0, stride_of(view, 1), stride_of(view, 0)};
+  return {stride_of(view, 0), stride_of(view, 2), stride_of(view, 1)};
+}
+
+void check_dropout(const char* name, double p) {
+  if (p >= 0.0 && p < 1.0 && dropout_threshold(p) < 65536) return;
+  reject(name, "is " + number_text(p) + ", expected 0 <= p < 1 with round(65536 p) below 65536");
+}
 
 std::uint32_t dropout_threshold(double p) {
   return static_cast<std::uint32_t>(std::lround(65536.0 * p));
@@ -327,54 +349,7 @@ Problem normalise(const Attention& a, Pass pass) {
   } else {
     read_backward(a, p);
   }
-  check_gpu(p);
   return p;
-}
-
-Operands bind(const Attention& a, const Problem& p) {
-  struct Named {
-    const char* name;
-    const TensorView& view;
-  };
-  for (const Named& t : {Named{"q", a.q},
-                         {"k", a.k},
-                         {"v", a.v},
-                         {"bias", a.bias},
-                         {"alibi_slopes", a.alibi_slopes},
-                         {"sinks", a.sinks},
-                         {"cu_seqlens_q", a.cu_seqlens_q},
-                         {"cu_seqlens_k", a.cu_seqlens_k},
-                         {"seqused_q", a.seqused_q},
-                         {"seqused_k", a.seqused_k},
-                         {"block_table", a.block_table},
-                         {"out", a.out},
-                         {"lse", a.lse}}) {
-    check_memory(t.name, t.view);
-  }
-  Operands o;
-  o.q = a.q.data, o.k = a.k.data, o.v = a.v.data;
-  o.bias = a.bias.data, o.alibi_slopes = a.alibi_slopes.data, o.sinks = a.sinks.data;
-  o.cu_seqlens_q = static_cast<const std::int32_t*>(a.cu_seqlens_q.data);
-  o.cu_seqlens_k = static_cast<const std::int32_t*>(a.cu_seqlens_k.data);
-  o.seqused_q = static_cast<const std::int32_t*>(a.seqused_q.data);
-  o.seqused_k = static_cast<const std::int32_t*>(a.seqused_k.data);
-  o.block_table = static_cast<const std::int32_t*>(a.block_table.data);
-  o.out = a.out.data, o.lse = a.lse.given() ? a.lse.data : nullptr;
-  o.seed = a.options.seed, o.offset = a.options.offset;
-  if (p.pass == Pass::forward) return o;
-  for (const Named& t : {Named{"dout", a.dout},
-                         {"dlse", a.dlse},
-                         {"dq", a.dq},
-                         {"dk", a.dk},
-                         {"dv", a.dv},
-                         {"dbias", a.dbias},
-                         {"dsinks", a.dsinks}}) {
-    check_memory(t.name, t.view);
-  }
-  o.dout = a.dout.data, o.dlse = a.dlse.data;
-  o.dq = a.dq.data, o.dk = a.dk.data, o.dv = a.dv.data;
-  o.dbias = a.dbias.data, o.dsinks = a.dsinks.data;
-  return o;
 }
 
 }  // namespace onchip::host
