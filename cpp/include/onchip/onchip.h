@@ -238,6 +238,8 @@ ONCHIP_API onchip_status onchip_backward(const onchip_plan* plan, const onchip_a
                                          void* workspace, size_t workspace_bytes,
                                          onchip_stream stream);
 
+#define ONCHIP_MAX_MERGE_PARTS 256
+
 /* Joins `count` results over disjoint sets of keys: out = sum_n w_n outs[n], w_n =
  * exp(lses[n] - lse), lse = log sum_n exp(lses[n]). A row that no part sees: out 0, lse -inf. */
 ONCHIP_API onchip_status onchip_merge_states(const onchip_tensor* outs, const onchip_tensor* lses,

@@ -3,6 +3,7 @@
 #include "onchip/onchip.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstring>
 #include <exception>
@@ -39,6 +40,7 @@ static_assert(offsetof(onchip_tensor, ndim) == offsetof(TensorView, ndim));
 static_assert(offsetof(onchip_tensor, shape) == offsetof(TensorView, shape));
 static_assert(offsetof(onchip_tensor, stride) == offsetof(TensorView, stride));
 static_assert(ONCHIP_MAX_DIMS == onchip::kMaxDims);
+static_assert(ONCHIP_MAX_MERGE_PARTS == onchip::kMaxMergeParts);
 
 std::string& last_error() {
   thread_local std::string message;
@@ -350,11 +352,15 @@ onchip_status onchip_merge_states(const onchip_tensor* outs, const onchip_tensor
     check_pointer("lses", lses);
     check_pointer("out", out);
     check_pointer("lse", lse);
-    std::vector<TensorView> out_views(count);
-    std::vector<TensorView> lse_views(count);
+    if (count > ONCHIP_MAX_MERGE_PARTS) {
+      reject("outs: holds " + std::to_string(count) + " parts, expected 1 to " +
+             std::to_string(ONCHIP_MAX_MERGE_PARTS));
+    }
+    std::array<TensorView, ONCHIP_MAX_MERGE_PARTS> out_views, lse_views;
     std::transform(outs, outs + count, out_views.begin(), view_of);
     std::transform(lses, lses + count, lse_views.begin(), view_of);
-    onchip::merge_states(out_views, lse_views, view_of(*out), view_of(*lse), {stream});
+    onchip::merge_states({out_views.data(), count}, {lse_views.data(), count}, view_of(*out),
+                         view_of(*lse), {stream});
   });
 }
 
