@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <cstdio>
+#include <memory>
 #include <string>
 
 #include "host/backend.hpp"
@@ -103,17 +104,22 @@ class PartName {
   char text_[32];
 };
 
-}  // namespace
-
-Plan plan(const Attention& problem, Pass pass, const DeviceInfo& device) {
+Plan plan_for(const host::Problem& problem, const DeviceInfo& device) {
   auto impl = std::make_shared<detail::PlanImpl>();
-  impl->problem = host::normalise(problem, pass);
-  impl->info = host::make_plan(impl->problem, device);
+  impl->problem = problem;
+  impl->info = host::make_plan(problem, device);
   return Plan(std::move(impl));
 }
 
+}  // namespace
+
+Plan plan(const Attention& problem, Pass pass, const DeviceInfo& device) {
+  return plan_for(host::normalise(problem, pass), device);
+}
+
 Plan plan(const Attention& problem, Pass pass) {
-  return plan(problem, pass, device_of(problem.q.device));
+  const host::Problem normal = host::normalise(problem, pass);
+  return plan_for(normal, device_of(normal.device));
 }
 
 void forward(const Plan& plan, const Attention& problem, void* workspace,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // From a checked `Attention` to the pointers of one launch.
 #include <array>
+#include <initializer_list>
 #include <span>
 
 #include "host/check.hpp"

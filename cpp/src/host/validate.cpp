@@ -180,7 +180,7 @@ void read_geometry(const Attention& a, Problem& p) {
   if (p.packed) {
     read_packed_lengths(a, p);
   } else {
-    if (a.cu_seqlens_k.given()) reject("cu_seqlens_k", "given without cu_seqlens_q");
+    if (a.cu_seqlens_k.given() && !p.paged) reject("cu_seqlens_k", "given without cu_seqlens_q");
     p.batch = a.q.shape[0];
     p.seqlen_q = a.q.shape[1];
     p.total_q = p.batch * p.seqlen_q;
