@@ -47,3 +47,11 @@ foreach(linkage IN ITEMS shared static)
     run("${build}/with_pkg_config")
   endforeach()
 endforeach()
+
+set(build "${WORK_DIR}/examples")
+run(${CMAKE_COMMAND} -S "${CMAKE_CURRENT_LIST_DIR}/../../examples" -B "${build}" -G "${GENERATOR}"
+  -DCMAKE_PREFIX_PATH=${prefix} -DCMAKE_BUILD_TYPE=Release
+  -DCMAKE_C_COMPILER=${C_COMPILER} -DCMAKE_CXX_COMPILER=${CXX_COMPILER})
+run(${CMAKE_COMMAND} --build "${build}")
+run("${build}/attention_cpp")
+run("${build}/decode_c")

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the docs say: README's example runs, paths and links lead somewhere, figures are right."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = sorted(
+    path.relative_to(ROOT).as_posix()
+    for pattern in ("*.md", "docs/*.md", "benchmarks/*.md", "tests/cases/*.md")
+    for path in ROOT.glob(pattern)
+)
+FOLDERS = "benchmarks|cmake|cpp|cuda|docs|examples|python|tests|[.]ci"
+MADE_BY_RUNS = ("benchmarks/results",)
+
+
+def sections(text: str) -> set[str]:
+    """GitHub's anchors of the headings."""
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def code(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def test_the_docs_are_found() -> None:
+    assert {"README.md", "docs/algorithm.md", "docs/numerics.md"} <= set(DOCS)
+
+
+def test_the_example_of_the_readme_runs() -> None:
+    (example,) = code((ROOT / "README.md").read_text(), "python")
+    assert len(example.splitlines()) == 5
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", example], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == example.rpartition("# ")[2].strip()
+
+
+@pytest.mark.parametrize("name", DOCS)
+def test_paths_exist(name: str) -> None:
+    text = (ROOT / name).read_text()
+    named = re.findall(rf"`((?:{FOLDERS})(?:/[\w.-]+)+/?)`", text)
+    missing = [
+        path for path in named if not (ROOT / path).exists() and not path.startswith(MADE_BY_RUNS)
+    ]
+    assert not missing
+
+
+@pytest.mark.parametrize("name", DOCS)
+def test_links_lead_somewhere(name: str) -> None:
+    text = (ROOT / name).read_text()
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = (ROOT / name).parent / path if path else ROOT / name
+        if not target.exists() or (anchor and anchor not in sections(target.read_text())):
+            broken.append(link)
+    assert not broken
+
+
+def test_commands_of_dev_exist() -> None:
+    script = (ROOT / "dev").read_text()
+    commands = set(re.findall(r"^  ([a-z]+(?: \| [-a-z]+)*)\) ?", script, re.MULTILINE))
+    known = {word for alternatives in commands for word in alternatives.split(" | ")}
+    named = {
+        command
+        for name in DOCS
+        for command in re.findall(r"\./dev ([a-z]+)", (ROOT / name).read_text())
+    }
+    assert {"demo", "test", "bench"} <= named
+    assert named <= known
+
+
+def test_the_polynomial_is_as_exact_as_numerics_says() -> None:
+    source = (ROOT / "cpp/src/cpu/score-inl.h").read_text()
+    body = source[source.index("auto y = hn::MulAdd") : source.index("const auto power")]
+    coefficients = [float(np.float32(x)) for x in re.findall(r"hn::Set\(d, ([\d.e+-]+)F\)", body)]
+    assert len(coefficients) == 6
+    r = np.linspace(-0.5, 0.5, 100_001)
+    error = np.abs(np.polyval(coefficients, r) / np.exp2(r) - 1).max()
+    assert error < 1.2e-7  # the roundings of float32 bring it to 2e-7
+    assert "relative error below 2e-7" in (ROOT / "docs/numerics.md").read_text()
