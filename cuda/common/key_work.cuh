@@ -49,11 +49,4 @@ __device__ inline KeyWork find_key_work(const host::KernelParams& params, int ti
   return work;
 }
 
-/// Row of lse2, delta and dq_sum, [heads_q][rows of q], that belongs to position 0 of a sequence.
-__device__ __forceinline__ std::int64_t query_row(const host::KernelParams& params,
-                                                  const host::Sequence& s, int head) {
-  const host::Problem& p = params.problem;
-  return head * p.total_q + (p.packed ? s.q_start : s.batch * p.seqlen_q);
-}
-
 }  // namespace onchip::cuda

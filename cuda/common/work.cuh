@@ -207,4 +207,11 @@ __device__ __forceinline__ std::int64_t partial_row(const host::KernelParams& pa
   return (work.split * p.total_q + start + work.position_of(row)) * p.heads_q + work.head_of(row);
 }
 
+/// Row of lse2, delta and dq_sum, [heads_q][rows of q], that belongs to position 0 of a sequence.
+__device__ __forceinline__ std::int64_t query_row(const host::KernelParams& params,
+                                                  const host::Sequence& s, int head) {
+  const host::Problem& p = params.problem;
+  return head * p.total_q + (p.packed ? s.q_start : s.batch * p.seqlen_q);
+}
+
 }  // namespace onchip::cuda

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// Work of one warp on one row: which row and head it is, and to which sequence it belongs.
+#pragma once
+
+#include <cstdint>
+
+#include "common/work.cuh"
+#include "host/kernel_params.hpp"
+#include "host/sequence.hpp"
+
+namespace onchip::cuda {
+
+inline constexpr int kRowsPerBlock = 8;  // warps of a block
+
+/// Sequence that holds row `row` of a packed tensor, by bisection; the last one before it else.
+__device__ inline std::int64_t sequence_of_row(const std::int32_t* cu_seqlens, std::int64_t stride,
+                                               std::int64_t batch, std::int64_t row) {
+  std::int64_t low = 0;
+  std::int64_t high = batch;
+  while (high - low > 1) {
+    const std::int64_t middle = (low + high) / 2;
+    (cu_seqlens[middle * stride] <= row ? low : high) = middle;
+  }
+  return low;
+}
+
+/// One row of q and one head.
+struct QueryRow {
+  host::Sequence sequence;
+  std::int64_t row = 0;       // among the rows of all sequences
+  std::int64_t position = 0;  // in its sequence; below 0: in none
+  int head = 0;
+
+  /// This warp's row, number `number` counted over (row, head); false past the last.
+  __device__ __forceinline__ bool find(const host::KernelParams& params, std::int64_t number) {
+    const host::Problem& p = params.problem;
+    if (number >= p.total_q * p.heads_q) return false;
+    row = number / p.heads_q;
+    head = static_cast<int>(number % p.heads_q);
+    if (p.packed) {
+      if (p.batch == 0) {
+        position = -1;
+        return true;
+      }
+      const std::int64_t b =
+          sequence_of_row(params.operands.cu_seqlens_q, p.cu_seqlens_q, p.batch, row);
+      sequence = host::sequence_at(p, params.operands, b);
+      position = row - sequence.q_start;
+      if (position >= sequence.q_rows) position = -1;
+    } else {
+      sequence = host::sequence_at(p, params.operands, row / p.seqlen_q);
+      position = row % p.seqlen_q;
+    }
+    return true;
+  }
+  __device__ __forceinline__ bool find(const host::KernelParams& params) {
+    return find(params, static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.x / 32);
+  }
+
+  /// Whether the row belongs to a sequence and lies within seqused_q.
+  [[nodiscard]] __device__ __forceinline__ bool counts() const {
+    return position >= 0 && position < sequence.q_len;
+  }
+  /// Element offset of the row in a query-side tensor.
+  [[nodiscard]] __device__ __forceinline__ std::int64_t offset(const host::Problem& p,
+                                                               const host::Strides& strides) const {
+    const std::int64_t batch = p.packed ? 0 : row / p.seqlen_q;
+    return host::offset_of(strides, batch, 0, p.packed ? row : row % p.seqlen_q, head);
+  }
+};
+
+}  // namespace onchip::cuda

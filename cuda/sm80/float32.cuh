@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: Apache-2.0
+// float32 inputs on the plain float32 units: the tensor cores round float32 to tf32, which breaks
+// the error bound. One warp computes one row, its lanes share the head dimension. Right first:
+// these are many times slower than the 16-bit kernels. Any alignment.
+#pragma once
+
+#include <cstdint>
+
+#include "common/options.cuh"
+#include "common/row_work.cuh"
+#include "host/kernel_params.hpp"
+#include "prims/math.cuh"
+
+namespace onchip::cuda::sm80 {
+
+inline constexpr int kLaneValues = 8;  // of a row of up to 256
+
+/// A row spread over the lanes of a warp: lane l holds elements l, l + 32, ...
+struct LaneRow {
+  float x[kLaneValues];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (float& value : x) value = 0.0F;
+  }
+  __device__ __forceinline__ void load(const float* from, int dim) {
+#pragma unroll
+    for (int i = 0; i < kLaneValues; ++i) {
+      const int e = static_cast<int>(threadIdx.x) % 32 + 32 * i;
+      x[i] = e < dim ? from[e] : 0.0F;
+    }
+  }
+  __device__ __forceinline__ void store(float* to, int dim, float factor) const {
+#pragma unroll
+    for (int i = 0; i < kLaneValues; ++i) {
+      const int e = static_cast<int>(threadIdx.x) % 32 + 32 * i;
+      if (e < dim) to[e] = x[i] * factor;
+    }
+  }
+  [[nodiscard]] __device__ __forceinline__ float dot(const LaneRow& other) const {
+    float sum = 0.0F;
+#pragma unroll
+    for (int i = 0; i < kLaneValues; ++i) sum = fmaf(x[i], other.x[i], sum);
+    return warp_sum(sum);
+  }
+  __device__ __forceinline__ void add(float weight, const LaneRow& other) {
+#pragma unroll
+    for (int i = 0; i < kLaneValues; ++i) x[i] = fmaf(weight, other.x[i], x[i]);
+  }
+  __device__ __forceinline__ void scale(float factor) {
+#pragma unroll
+    for (float& value : x) value *= factor;
+  }
+};
+
+/// The row as a tile of one, as the options and KeyRows want it.
+__device__ __forceinline__ QueryWork as_work(const host::Problem& p, const QueryRow& at) {
+  QueryWork work;
+  work.sequence = at.sequence;
+  work.head = at.head;
+  work.kv_head = at.head / static_cast<int>(p.heads_q / p.heads_kv);
+  work.first = static_cast<int>(at.position);
+  work.rows = 1;
+  return work;
+}
+
+/// Factor of a weight: 0 where dropout drops it, else 1 / (1 - p).
+__device__ __forceinline__ float kept_factor(const host::KernelParams& params,
+                                             const RowOptions& row, int j) {
+  if (params.dropout_threshold == 0) return 1.0F;
+  const std::uint32_t word = dropout_word(params, row, j / 8, j % 8 / 2);
+  const std::uint32_t draw = j % 2 == 0 ? word & 0xffffU : word >> 16;
+  return draw < params.dropout_threshold ? 0.0F : params.kept_scale;
+}
+
+/// Forward: one warp a (row, head, split). Keys in rising order.
+inline __global__ void float32_forward(const __grid_constant__ host::KernelParams params) {
+  const host::Problem& p = params.problem;
+  const std::int64_t number =
+      static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.x / 32;
+  QueryRow at;
+  if (!at.find(params, number / params.num_splits)) return;
+  const auto split = static_cast<int>(number % params.num_splits);
+  const int dim = static_cast<int>(p.dim);
+  const int dim_v = static_cast<int>(p.dim_v);
+  LaneRow o;
+  o.clear();
+  float m = -kInfinity;
+  float l = 0.0F;
+  if (at.counts()) {
+    const QueryWork work = as_work(p, at);
+    const RowOptions row(params, work, 0);
+    const host::KeyRange keys = host::key_bounds(p, at.sequence, at.position);
+    const bool whole = params.num_splits == 1;
+    const auto lo = static_cast<int>(whole ? keys.lo : max(keys.lo, split * params.split_size));
+    const auto hi =
+        static_cast<int>(whole ? keys.hi : min(keys.hi, (split + 1) * params.split_size));
+    const KeyRows<float> k_rows(params, params.operands.k, p.k, at.sequence, work.kv_head);
+    const KeyRows<float> v_rows(params, params.operands.v, p.v, at.sequence, work.kv_head);
+    LaneRow q;
+    q.load(static_cast<const float*>(params.operands.q) + at.offset(p, p.q), dim);
+    for (int j = lo; j < hi; ++j) {
+      LaneRow k;
+      LaneRow v;
+      k.load(k_rows(j), dim);
+      v.load(v_rows(j), dim_v);
+      float slope;
+      const float s =
+          option_score(params, work, row, j, static_cast<float>(p.scale), q.dot(k), slope);
+      const float top = fmaxf(m, s);
+      const float base = top == -kInfinity ? 0.0F : top;
+      const float alpha = exp2f(m - base);
+      const float weight = exp2f(s - base);
+      l = l * alpha + weight;
+      o.scale(alpha);
+      o.add(weight * kept_factor(params, row, j), v);
+      m = top;
+    }
+  }
+  const bool sees_nothing = l == 0.0F;
+  if (p.has_sinks && params.num_splits == 1 && !sees_nothing) {
+    const float sink = kLog2e * static_cast<const float*>(params.operands.sinks)[at.head * p.sinks];
+    const float top = fmaxf(m, sink);
+    o.scale(exp2f(m - top));
+    l = l * exp2f(m - top) + exp2f(sink - top);
+    m = top;
+  }
+  if (sees_nothing) o.clear();
+  const float factor = sees_nothing ? 0.0F : 1.0F / l;
+  const float lse = sees_nothing ? -kInfinity : kLn2 * (m + log2f(l));
+  const bool leader = threadIdx.x % 32 == 0;
+  if (params.num_splits > 1) {
+    const std::int64_t to = (split * p.total_q + at.row) * p.heads_q + at.head;
+    o.store(params.partial_out + to * dim_v, dim_v, factor);
+    if (leader) params.partial_lse[to] = lse;
+    return;
+  }
+  o.store(static_cast<float*>(params.operands.out) + at.offset(p, p.out), dim_v, factor);
+  if (leader && params.operands.lse != nullptr) {
+    static_cast<float*>(params.operands.lse)[at.offset(p, p.lse)] = lse;
+  }
+}
+
+/// P and dS of one pair: dS is the gradient in the softmax's argument.
+struct PairGradient {
+  float weight, ds, slope;
+
+  __device__ __forceinline__ PairGradient(const host::KernelParams& params, const QueryWork& work,
+                                          const RowOptions& row, int j, float qk, float dp,
+                                          float lse2, float delta) {
+    const float s =
+        option_score(params, work, row, j, static_cast<float>(params.problem.scale), qk, slope);
+    const float factor = kept_factor(params, row, j);
+    const float p = lse2 == kInfinity ? 0.0F : exp2f(s - lse2);
+    weight = p * factor;
+    ds = lse2 == kInfinity ? 0.0F : p * (dp * factor - delta);
+  }
+};
+
+/// dQ: one warp a (row, head).
+inline __global__ void float32_dq(const __grid_constant__ host::KernelParams params) {
+  const host::Problem& p = params.problem;
+  QueryRow at;
+  if (!at.find(params)) return;
+  const int dim = static_cast<int>(p.dim);
+  const int dim_v = static_cast<int>(p.dim_v);
+  LaneRow dq;
+  dq.clear();
+  const std::int64_t statistics = at.head * p.total_q + at.row;
+  const float lse2 = params.lse2[statistics];
+  if (at.counts() && lse2 != kInfinity) {
+    const QueryWork work = as_work(p, at);
+    const RowOptions row(params, work, 0);
+    const host::KeyRange keys = host::key_bounds(p, at.sequence, at.position);
+    const KeyRows<float> k_rows(params, params.operands.k, p.k, at.sequence, work.kv_head);
+    const KeyRows<float> v_rows(params, params.operands.v, p.v, at.sequence, work.kv_head);
+    LaneRow q;
+    LaneRow dout;
+    q.load(static_cast<const float*>(params.operands.q) + at.offset(p, p.q), dim);
+    dout.load(static_cast<const float*>(params.operands.dout) + at.offset(p, p.dout), dim_v);
+    for (auto j = static_cast<int>(keys.lo); j < keys.hi; ++j) {
+      LaneRow k;
+      LaneRow v;
+      k.load(k_rows(j), dim);
+      v.load(v_rows(j), dim_v);
+      const PairGradient pair(params, work, row, j, q.dot(k), dout.dot(v), lse2,
+                              params.delta[statistics]);
+      dq.add(pair.ds * pair.slope, k);
+    }
+  }
+  dq.store(static_cast<float*>(params.operands.dq) + at.offset(p, p.dq), dim,
+           static_cast<float>(p.scale));
+}
+
+/// dK and dV: one warp a (key, KV head). Queries in rising order, head by head.
+inline __global__ void float32_dkdv(const __grid_constant__ host::KernelParams params) {
+  const host::Problem& p = params.problem;
+  const std::int64_t number =
+      static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.x / 32;
+  if (number >= p.total_k * p.heads_kv) return;
+  const std::int64_t key = number / p.heads_kv;
+  const auto kv_head = static_cast<int>(number % p.heads_kv);
+  const int dim = static_cast<int>(p.dim);
+  const int dim_v = static_cast<int>(p.dim_v);
+  std::int64_t batch = p.packed ? 0 : key / p.seqlen_k;
+  if (p.packed && p.batch == 0) return;
+  if (p.packed) batch = sequence_of_row(params.operands.cu_seqlens_k, p.cu_seqlens_k, p.batch, key);
+  QueryWork work;
+  work.sequence = host::sequence_at(p, params.operands, batch);
+  const host::Sequence& s = work.sequence;
+  const auto j = static_cast<int>(p.packed ? key - s.k_start : key % p.seqlen_k);
+  if (j < 0 || j >= s.k_rows) return;
+  LaneRow dk;
+  LaneRow dv;
+  dk.clear();
+  dv.clear();
+  if (j < s.k_len) {
+    LaneRow k;
+    LaneRow v;
+    k.load(KeyRows<float>(params, params.operands.k, p.k, s, kv_head)(j), dim);
+    v.load(KeyRows<float>(params, params.operands.v, p.v, s, kv_head)(j), dim_v);
+    const auto group = static_cast<int>(p.heads_q / p.heads_kv);
+    work.kv_head = kv_head;
+    work.rows = 1;
+    for (int g = 0; g < group; ++g) {
+      work.head = kv_head * group + g;
+      for (int i = 0; i < s.q_len; ++i) {
+        const host::KeyRange keys = host::key_bounds(p, s, i);
+        if (j < keys.lo || j >= keys.hi) continue;
+        work.first = i;
+        const std::int64_t statistics = query_row(params, s, work.head) + i;
+        const RowOptions row(params, work, 0);
+        LaneRow q;
+        LaneRow dout;
+        q.load(static_cast<const float*>(params.operands.q) +
+                   host::offset_of(p.q, s.batch, s.q_start, i, work.head),
+               dim);
+        dout.load(static_cast<const float*>(params.operands.dout) +
+                      host::offset_of(p.dout, s.batch, s.q_start, i, work.head),
+                  dim_v);
+        const float lse2 = params.lse2[statistics];
+        if (lse2 == kInfinity) continue;
+        const PairGradient pair(params, work, row, j, q.dot(k), v.dot(dout), lse2,
+                                params.delta[statistics]);
+        dk.add(pair.ds * pair.slope, q);
+        dv.add(pair.weight, dout);
+      }
+    }
+  }
+  dk.store(static_cast<float*>(params.operands.dk) +
+               host::offset_of(p.dk, s.batch, s.k_start, j, kv_head),
+           dim, static_cast<float>(p.scale));
+  dv.store(static_cast<float*>(params.operands.dv) +
+               host::offset_of(p.dv, s.batch, s.k_start, j, kv_head),
+           dim_v, 1.0F);
+}
+
+/// One element of dbias: one warp sums over every batch, head, query and key that it was broadcast
+/// to.
+inline __global__ void float32_dbias(const __grid_constant__ host::KernelParams params) {
+  const host::Problem& p = params.problem;
+  const host::BiasShape& shape = p.bias_shape;
+  const std::int64_t number =
+      static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.x / 32;
+  if (number >= shape.batch * shape.head * shape.row * shape.col) return;
+  const std::int64_t col = number % shape.col;
+  const std::int64_t row0 = number / shape.col % shape.row;
+  const std::int64_t head0 = number / (shape.col * shape.row) % shape.head;
+  const std::int64_t batch0 = number / (shape.col * shape.row * shape.head);
+  const int dim = static_cast<int>(p.dim);
+  const int dim_v = static_cast<int>(p.dim_v);
+  double sum = 0.0;
+  for (std::int64_t b = batch0; b < p.batch; b += shape.batch) {
+    QueryWork work;
+    work.sequence = host::sequence_at(p, params.operands, b);
+    work.rows = 1;
+    const host::Sequence& s = work.sequence;
+    const std::int64_t row_end = shape.row == 1 ? s.q_len : min(row0 + 1, s.q_len);
+    for (std::int64_t h = head0; h < p.heads_q; h += shape.head) {
+      work.head = static_cast<int>(h);
+      work.kv_head = static_cast<int>(h / (p.heads_q / p.heads_kv));
+      const KeyRows<float> k_rows(params, params.operands.k, p.k, s, work.kv_head);
+      const KeyRows<float> v_rows(params, params.operands.v, p.v, s, work.kv_head);
+      for (std::int64_t i = row0; i < row_end; ++i) {
+        const std::int64_t statistics = query_row(params, s, work.head) + i;
+        const float lse2 = params.lse2[statistics];
+        const host::KeyRange keys = host::key_bounds(p, s, i);
+        const std::int64_t lo = shape.col == 1 ? keys.lo : max(keys.lo, col);
+        const std::int64_t hi = shape.col == 1 ? keys.hi : min(keys.hi, col + 1);
+        if (lse2 == kInfinity || lo >= hi) continue;
+        work.first = static_cast<int>(i);
+        const RowOptions row(params, work, 0);
+        LaneRow q;
+        LaneRow dout;
+        q.load(static_cast<const float*>(params.operands.q) +
+                   host::offset_of(p.q, s.batch, s.q_start, i, h),
+               dim);
+        dout.load(static_cast<const float*>(params.operands.dout) +
+                      host::offset_of(p.dout, s.batch, s.q_start, i, h),
+                  dim_v);
+        for (std::int64_t j = lo; j < hi; ++j) {
+          LaneRow k;
+          LaneRow v;
+          k.load(k_rows(static_cast<int>(j)), dim);
+          v.load(v_rows(static_cast<int>(j)), dim_v);
+          sum += static_cast<double>(PairGradient(params, work, row, static_cast<int>(j), q.dot(k),
+                                                  dout.dot(v), lse2, params.delta[statistics])
+                                         .ds);
+        }
+      }
+    }
+  }
+  if (threadIdx.x % 32 != 0) return;
+  const std::int64_t to =
+      batch0 * p.dbias.batch + head0 * p.dbias.head + row0 * p.dbias.row + col * p.dbias.col;
+  store_float(p.bias_dtype, params.operands.dbias, to, static_cast<float>(sum));
+}
+
+}  // namespace onchip::cuda::sm80
