@@ -23,7 +23,7 @@ using Rng = std::mt19937_64;
 std::int64_t uniform(Rng& rng, std::int64_t low, std::int64_t high);
 bool chance(Rng& rng, double probability);
 
-/// How many times as many random problems as usual: ONCHIP_TEST_SCALE, default 1.
+/// How many times as many random problems as usual: ONCHIP_TEST_SCALE, default 1, sanitized 0.2.
 double scale();
 
 enum class Layout {
