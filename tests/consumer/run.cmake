@@ -54,4 +54,5 @@ run(${CMAKE_COMMAND} -S "${CMAKE_CURRENT_LIST_DIR}/../../examples" -B "${build}"
   -DCMAKE_C_COMPILER=${C_COMPILER} -DCMAKE_CXX_COMPILER=${CXX_COMPILER})
 run(${CMAKE_COMMAND} --build "${build}")
 run("${build}/attention_cpp")
+run("${build}/attention_c")
 run("${build}/decode_c")
