@@ -50,24 +50,29 @@ host::Operands prepare(const Plan& plan, const Attention& problem, Pass pass, co
   return host::bind(problem, now);
 }
 
+/// A result over some of the keys, by name.
+struct State {
+  const char *out_name, *lse_name;
+  const TensorView &out, &lse;
+};
+
 /// out and lse of merge_states, or of one part, must have these extents.
-void check_state(const host::NamedView& out, const host::NamedView& lse,
-                 const host::MergeProblem& p, bool packed) {
+void check_state(const State& s, const host::MergeProblem& p, bool packed) {
   if (packed) {
-    host::check_shape(out.name, *out.view, {p.rows, p.heads, p.dim_v}, "(total_q, heads_q, Dv)");
-    host::check_shape(lse.name, *lse.view, {p.heads, p.rows}, "(heads_q, total_q)");
+    host::check_shape(s.out_name, s.out, {p.rows, p.heads, p.dim_v}, "(total_q, heads_q, Dv)");
+    host::check_shape(s.lse_name, s.lse, {p.heads, p.rows}, "(heads_q, total_q)");
   } else {
-    host::check_shape(out.name, *out.view, {p.batch, p.rows, p.heads, p.dim_v},
+    host::check_shape(s.out_name, s.out, {p.batch, p.rows, p.heads, p.dim_v},
                       "(B, Sq, heads_q, Dv)");
-    host::check_shape(lse.name, *lse.view, {p.batch, p.heads, p.rows}, "(B, heads_q, Sq)");
+    host::check_shape(s.lse_name, s.lse, {p.batch, p.heads, p.rows}, "(B, heads_q, Sq)");
   }
-  host::check_dtype(out.name, *out.view, p.dtype, "that of out");
-  host::check_dtype(lse.name, *lse.view, p.stats_dtype, "statistics");
-  host::check_device(out.name, *out.view, p.device, "out");
-  host::check_device(lse.name, *lse.view, p.device, "out");
-  host::check_last_stride(out.name, *out.view);
-  host::check_memory(out.name, *out.view);
-  host::check_memory(lse.name, *lse.view);
+  host::check_dtype(s.out_name, s.out, p.dtype, "that of out");
+  host::check_dtype(s.lse_name, s.lse, p.stats_dtype, "statistics");
+  host::check_device(s.out_name, s.out, p.device, "out");
+  host::check_device(s.lse_name, s.lse, p.device, "out");
+  host::check_last_stride(s.out_name, s.out);
+  host::check_memory(s.out_name, s.out);
+  host::check_memory(s.lse_name, s.lse);
 }
 
 host::MergeProblem merge_problem(const TensorView& out) {
@@ -147,19 +152,21 @@ void merge_states(std::span<const TensorView> outs, std::span<const TensorView> 
   }
   host::MergeProblem p = merge_problem(out);
   const bool packed = out.ndim == 3;
-  const host::NamedView written[] = {{"out", &out}, {"lse", &lse}};
-  check_state(written[0], written[1], p, packed);
+  check_state({"out", "lse", out, lse}, p, packed);
   host::check_writable("out", out);
   host::check_writable("lse", lse);
-  host::check_apart(written[0], written);
+  const host::Region written[] = {host::region_of("out", out), host::region_of("lse", lse)};
+  host::check_apart(written[0], written[1]);
   p.out = host::row_strides(out);
   p.lse = host::lse_strides(lse);
   std::array<host::MergePart, kMaxMergeParts> parts;
   for (std::size_t n = 0; n < outs.size(); ++n) {
     const PartName out_name("outs", n), lse_name("lses", n);
-    const host::NamedView part[] = {{out_name, &outs[n]}, {lse_name, &lses[n]}};
-    check_state(part[0], part[1], p, packed);
-    for (const host::NamedView& output : written) host::check_apart(output, part);
+    check_state({out_name, lse_name, outs[n], lses[n]}, p, packed);
+    for (const host::Region& output : written) {
+      host::check_apart(output, host::region_of(out_name, outs[n]));
+      host::check_apart(output, host::region_of(lse_name, lses[n]));
+    }
     parts[n] = {outs[n].data, lses[n].data, host::row_strides(outs[n]), host::lse_strides(lses[n])};
   }
   host::backend_for(p.device.type, "out")

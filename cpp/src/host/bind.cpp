@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // From a checked `Attention` to the pointers of one launch.
 #include <array>
-#include <initializer_list>
-#include <span>
+#include <cstddef>
+#include <cstdint>
 
 #include "host/check.hpp"
 #include "host/problem.hpp"
@@ -10,46 +10,55 @@
 namespace onchip::host {
 namespace {
 
-/// The tensors of one pass, those that it writes first.
-class Tensors {
+/// The memory of one pass, what it writes first.
+class Memory {
  public:
-  Tensors(const Attention& a, Pass pass) {
+  Memory(const Attention& a, Pass pass) {
     if (pass == Pass::forward) {
-      add({{"out", &a.out}, {"lse", &a.lse}});
+      add("out", a.out);
+      add("lse", a.lse);
       written_ = count_;
     } else {
-      add({{"dq", &a.dq},
-           {"dk", &a.dk},
-           {"dv", &a.dv},
-           {"dbias", &a.dbias},
-           {"dsinks", &a.dsinks}});
+      add("dq", a.dq);
+      add("dk", a.dk);
+      add("dv", a.dv);
+      add("dbias", a.dbias);
+      add("dsinks", a.dsinks);
       written_ = count_;
-      add({{"out", &a.out}, {"lse", &a.lse}, {"dout", &a.dout}, {"dlse", &a.dlse}});
+      add("out", a.out);
+      add("lse", a.lse);
+      add("dout", a.dout);
+      add("dlse", a.dlse);
     }
-    add({{"q", &a.q},
-         {"k", &a.k},
-         {"v", &a.v},
-         {"bias", &a.bias},
-         {"alibi_slopes", &a.alibi_slopes},
-         {"sinks", &a.sinks},
-         {"cu_seqlens_q", &a.cu_seqlens_q},
-         {"cu_seqlens_k", &a.cu_seqlens_k},
-         {"seqused_q", &a.seqused_q},
-         {"seqused_k", &a.seqused_k},
-         {"block_table", &a.block_table}});
+    add("q", a.q);
+    add("k", a.k);
+    add("v", a.v);
+    add("bias", a.bias);
+    add("alibi_slopes", a.alibi_slopes);
+    add("sinks", a.sinks);
+    add("cu_seqlens_q", a.cu_seqlens_q);
+    add("cu_seqlens_k", a.cu_seqlens_k);
+    add("seqused_q", a.seqused_q);
+    add("seqused_k", a.seqused_k);
+    add("block_table", a.block_table);
   }
 
-  [[nodiscard]] std::span<const NamedView> all() const { return {tensors_.data(), count_}; }
-  [[nodiscard]] std::span<const NamedView> written() const { return all().first(written_); }
+  void check_apart() const {
+    for (std::size_t output = 0; output < written_; ++output) {
+      for (std::size_t other = output + 1; other < count_; ++other) {
+        host::check_apart(regions_[output], regions_[other]);
+      }
+    }
+  }
 
  private:
-  void add(std::initializer_list<NamedView> tensors) {
-    for (const NamedView& tensor : tensors) {
-      if (tensor.view->given()) tensors_[count_++] = tensor;
-    }
+  void add(const char* name, const TensorView& view) {
+    if (!view.given()) return;
+    check_memory(name, view);
+    regions_[count_++] = region_of(name, view);
   }
 
-  std::array<NamedView, 20> tensors_;
+  std::array<Region, 20> regions_;
   std::size_t count_ = 0, written_ = 0;
 };
 
@@ -62,9 +71,7 @@ const std::int32_t* integers_of(const TensorView& view) {
 }  // namespace
 
 Operands bind(const Attention& a, const Problem& p) {
-  const Tensors tensors(a, p.pass);
-  for (const NamedView& tensor : tensors.all()) check_memory(tensor.name, *tensor.view);
-  for (const NamedView& output : tensors.written()) check_apart(output, tensors.all());
+  Memory(a, p.pass).check_apart();
 
   Operands o;
   o.q = memory_of(a.q), o.k = memory_of(a.k), o.v = memory_of(a.v);

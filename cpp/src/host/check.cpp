@@ -25,9 +25,6 @@ std::string device_text(const Device& device) {
   return device.type == DeviceType::cpu ? "the CPU" : "CUDA device " + std::to_string(device.index);
 }
 
-__extension__ using Wide = __int128;
-constexpr Wide kMaxBytes = Wide{1} << 62;
-
 /// The memory of a tensor with elements.
 struct Footprint {
   std::int64_t lowest = 0, highest = 0;  // offsets of elements from `data`
@@ -62,43 +59,32 @@ Footprint footprint_of(const TensorView& view) {
   return f;
 }
 
-/// Addresses of a tensor's bytes, both ends included.
-struct ByteRange {
-  std::uintptr_t data, first, last;
-  bool dense;
-  [[nodiscard]] bool holds(std::uintptr_t address) const {
-    return first <= address && address <= last;
-  }
-};
-
-ByteRange bytes_of(const TensorView& view) {
-  const Footprint f = footprint_of(view);
-  const auto size = static_cast<std::uintptr_t>(size_of(view.dtype));
-  const auto data = reinterpret_cast<std::uintptr_t>(view.data);
-  return {data, data + static_cast<std::uintptr_t>(f.lowest) * size,
-          data + static_cast<std::uintptr_t>(f.highest) * size + size - 1, f.dense};
+bool holds(const Region& region, std::uintptr_t address) {
+  return region.first <= address && address <= region.last;
 }
 
 /// Some element of `b` surely lies among those of `a`.
-bool reaches_into(const ByteRange& a, const ByteRange& b) {
-  return a.dense && (a.holds(b.data) || a.holds(b.first) || a.holds(b.last));
+bool reaches_into(const Region& a, const Region& b) {
+  return a.dense && (holds(a, b.data) || holds(a, b.first) || holds(a, b.last));
 }
 
 /// Offsets are 64 bits wide. A shape without elements counts as if it had one along each such axis:
-/// its other extents are used in sums all the same.
-void check_extents(const char* name, const TensorView& view) {
+/// its other extents are multiplied all the same.
+bool fits_memory(const TensorView& view) {
+  constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 62;
+  const auto size = static_cast<std::uint64_t>(std::max<std::int64_t>(size_of(view.dtype), 1));
+  std::uint64_t elements = 1, reach = 0;
   const bool strided = !has_no_elements(view);
-  const Wide size = std::max<std::int64_t>(size_of(view.dtype), 1);
-  Wide elements = size, reach = size;
   for (std::size_t axis = 0; axis < static_cast<std::size_t>(view.ndim); ++axis) {
-    const Wide extent = std::max<std::int64_t>(view.shape[axis], 1);
-    const Wide stride = strided ? Wide{view.stride[axis]} : 0;
-    elements *= extent;
-    if (elements <= kMaxBytes) reach += (stride < 0 ? -stride : stride) * (extent - 1) * size;
-    if (elements <= kMaxBytes && reach <= kMaxBytes) continue;
-    reject(name, "shape " + shape_text(view) + " with strides " + strides_text(view) +
-                     " passes 2^62 bytes");
+    const std::int64_t extent = std::max<std::int64_t>(view.shape[axis], 1);
+    if (__builtin_mul_overflow(elements, extent, &elements) || elements > kMaxBytes) return false;
+    if (!strided) continue;
+    std::int64_t span = 0;
+    if (__builtin_mul_overflow(view.stride[axis], extent - 1, &span)) return false;
+    reach += span < 0 ? -static_cast<std::uint64_t>(span) : static_cast<std::uint64_t>(span);
+    if (reach > kMaxBytes) return false;
   }
+  return elements <= kMaxBytes / size && reach < kMaxBytes / size;
 }
 
 }  // namespace
@@ -115,7 +101,11 @@ void check_shape(const char* name, const TensorView& view,
     const std::int64_t want = expected.begin()[axis];
     fits = view.shape[axis] >= 0 && (want == kAny || view.shape[axis] == want);
   }
-  if (fits) return check_extents(name, view);
+  if (fits && fits_memory(view)) return;
+  if (fits) {
+    reject(name, "shape " + shape_text(view) + " with strides " + strides_text(view) +
+                     " passes 2^62 bytes");
+  }
   if (view.ndim < 0 || view.ndim > kMaxDims) {
     reject(name, "ndim is " + std::to_string(view.ndim) + ", expected " + meaning);
   }
@@ -179,27 +169,29 @@ void check_memory(const char* name, const TensorView& view) {
                    name_of(view.dtype));
 }
 
-void check_apart(const NamedView& output, std::span<const NamedView> others) {
-  const auto nothing = [](const TensorView* view) {
-    return view == nullptr || !view->given() || has_no_elements(*view);
-  };
-  if (nothing(output.view)) return;
-  const ByteRange written = bytes_of(*output.view);
-  for (const NamedView& other : others) {
-    if (&other == &output || nothing(other.view)) continue;
-    const ByteRange range = bytes_of(*other.view);
-    if (written.last < range.first || range.last < written.first) continue;
-    if (written.data == range.data || reaches_into(written, range) ||
-        reaches_into(range, written)) {
-      reject(output.name,
-             "shares memory with " + std::string(other.name) + ", expected memory of its own");
-    }
+Region region_of(const char* name, const TensorView& view) {
+  if (!view.given() || has_no_elements(view)) return {};
+  const Footprint f = footprint_of(view);
+  const auto size = static_cast<std::uintptr_t>(size_of(view.dtype));
+  const auto data = reinterpret_cast<std::uintptr_t>(view.data);
+  return {name, data, data + static_cast<std::uintptr_t>(f.lowest) * size,
+          data + static_cast<std::uintptr_t>(f.highest) * size + size - 1, f.dense};
+}
+
+void check_overlap(const Region& output, const Region& other) {
+  if (output.data != other.data && !reaches_into(output, other) && !reaches_into(other, output)) {
+    return;
   }
+  reject(output.name,
+         "shares memory with " + std::string(other.name) + ", expected memory of its own");
 }
 
 bool has_no_elements(const TensorView& view) {
-  const auto end = view.shape.begin() + view.ndim;
-  return std::find(view.shape.begin(), end, 0) != end;
+  bool none = false;
+  for (std::size_t axis = 0; axis < static_cast<std::size_t>(view.ndim); ++axis) {
+    none = none || view.shape[axis] == 0;
+  }
+  return none;
 }
 
 std::int64_t stride_of(const TensorView& view, std::size_t axis) {

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <initializer_list>
-#include <span>
 #include <string>
 
 #include "onchip/status.hpp"
@@ -52,16 +51,24 @@ void check_writable(const char* name, const TensorView& view);
 /// A tensor with elements must have memory, aligned to its element.
 void check_memory(const char* name, const TensorView& view);
 
-/// A tensor of one call. `view` is null or without elements where there is nothing to check.
-struct NamedView {
+/// The bytes of a tensor; `last` before `first` where it has no elements.
+struct Region {
   const char* name = nullptr;
-  const TensorView* view = nullptr;
+  std::uintptr_t data = 0, first = 1, last = 0;  // addresses; `last` is its last byte
+  bool dense = false;                            // every byte between first and last is its own
 };
 
-/// `output` must not share memory with any of `others` (it may be one of them). Finds equal
-/// pointers and overlaps of dense tensors; strided tensors between each other's elements are fine,
-/// as slices of one array are.
-void check_apart(const NamedView& output, std::span<const NamedView> others);
+Region region_of(const char* name, const TensorView& view);
+
+/// Refuses regions that surely share memory: they begin at one address, or one is dense and the
+/// other reaches into it. Strided tensors between each other's elements are fine, as slices of one
+/// array are.
+void check_overlap(const Region& output, const Region& other);
+
+/// `output` must not share memory with `other`.
+inline void check_apart(const Region& output, const Region& other) {
+  if (output.first <= other.last && other.first <= output.last) check_overlap(output, other);
+}
 
 /// Whether there are no elements: strides then mean nothing (libraries write what they like).
 bool has_no_elements(const TensorView& view);

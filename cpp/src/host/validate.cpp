@@ -14,7 +14,8 @@ namespace {
 
 __extension__ using Wide = __int128;
 
-constexpr Wide kMaxElements = Wide{1} << 48;  // of q, k and v: sums of products stay below 2^63
+constexpr std::int64_t kMaxElements = std::int64_t{1}
+                                      << 48;  // of q, k and v: sums of products stay below 2^63
 constexpr double kLargest = 1e18;             // scale, softcap and their ratio fit into float32
 
 std::string number_text(double value) {
@@ -61,7 +62,7 @@ void check_rows(const char* name, const TensorView& view, const Problem& p) {
   check_dtype(name, view, p.dtype, "that of q");
   check_device(name, view, p.device);
   check_last_stride(name, view);
-  Wide elements = 1;  // axes of no extent count as one: the others are multiplied all the same
+  std::int64_t elements = 1;  // axes of no extent count as one: the others are multiplied as well
   for (std::size_t axis = 0; axis < static_cast<std::size_t>(view.ndim); ++axis) {
     elements *= std::max<std::int64_t>(view.shape[axis], 1);
   }
