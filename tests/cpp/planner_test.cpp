@@ -15,6 +15,7 @@
 
 #include "host/cpu_plan.hpp"
 #include "host/devices.hpp"
+#include "host/gpu_plan.hpp"
 
 namespace onchip::host {
 namespace {
@@ -207,7 +208,51 @@ TEST(Planner, PicksTheFamilyByDevice) {
       make_plan(backward_of(dense(2, 16, 16, 1024, 1024, 80, DType::float32)), device("H100"));
   EXPECT_EQ(wide.backend, "sm80");
   EXPECT_EQ(wide.kernel, "sm80_bwd_float32_d96");
+  DeviceInfo limited = device("H200");
+  limited.family = 80;  // the newest kernels of the build that reads this device
+  EXPECT_EQ(make_plan(p, limited).kernel, "sm80_fwd_bfloat16_d128");
   EXPECT_EQ(make_plan(p, some_cpu()).backend, "cpu");
+}
+
+TEST(Planner, NamesTheInstanceThatTheOptionsNeed) {
+  const auto kernel = [](const Problem& p) { return make_plan(p, device("A100")).kernel; };
+  const Problem lean = dense(2, 16, 16, 1024, 1024, 64, DType::float16);
+  Problem p = lean;
+  p.window_left = p.window_right = 5;
+  p.has_sinks = true;
+  EXPECT_EQ(kernel(p), "sm80_fwd_float16_d64");
+  p = lean, p.softcap = 1;
+  EXPECT_EQ(kernel(p), "sm80_fwd_float16_d64_full");
+  p = lean, p.bias_dtype = DType::float32;
+  EXPECT_EQ(kernel(p), "sm80_fwd_float16_d64_full");
+  p = lean, p.has_alibi = true;
+  EXPECT_EQ(kernel(p), "sm80_fwd_float16_d64_full");
+  p = lean, p.dropout_p = 0.5;
+  EXPECT_EQ(kernel(p), "sm80_fwd_float16_d64_full");
+  p = lean, p.scale = -1;  // the greatest product is the least score
+  EXPECT_EQ(kernel(p), "sm80_fwd_float16_d64_full");
+}
+
+// What a launch of the packed form needs is known on the device only: the bound must hold for any
+// lengths, and not be far off.
+TEST(Planner, TheBoundOfPackedTilesHolds) {
+  std::mt19937_64 random(7);
+  for (int round = 0; round < 2000; ++round) {
+    const std::int64_t tile = 16 << random() % 4;
+    const std::int64_t group = 1 + static_cast<std::int64_t>(random() % 9);
+    const std::int64_t batch = static_cast<std::int64_t>(random() % 12);
+    Problem p = dense(batch, group, 1, 1, 1, 64);
+    p.packed = true;
+    p.total_q = 0;
+    std::int64_t tiles = 0;
+    for (std::int64_t b = 0; b < batch; ++b) {
+      const auto rows = static_cast<std::int64_t>(random() % (random() % 2 == 0 ? 20 : 300));
+      p.total_q += rows;
+      tiles += rows < tile ? (rows * group + tile - 1) / tile : (rows + tile - 1) / tile * group;
+    }
+    ASSERT_LE(tiles, tiles_per_head(p, tile)) << "round " << round;
+    ASSERT_LE(tiles_per_head(p, tile), p.total_q * group / tile * 2 + batch);
+  }
 }
 
 TEST(Planner, PicksTheTileByMaskHeadDimAndSharedMemory) {
@@ -219,8 +264,8 @@ TEST(Planner, PicksTheTileByMaskHeadDimAndSharedMemory) {
   EXPECT_EQ(make_plan(p, device("H200")).tile_k, 80);
   p.window_left = 1024;
   EXPECT_EQ(make_plan(p, device("H200")).tile_k, 64);
-  EXPECT_EQ(make_plan(p, device("A100")).tile_q, 128);
-  EXPECT_EQ(make_plan(p, device("L40S")).tile_q, 64);
+  EXPECT_EQ(make_plan(p, device("B200")).tile_q, 128);
+  EXPECT_EQ(make_plan(p, device("A100")).tile_q, 64);
   EXPECT_EQ(make_plan(p, device("L40S")).kernel, "sm80_fwd_bfloat16_d256_small");
   p.dim = 192;
   p.dim_v = 128;
@@ -360,47 +405,43 @@ TEST(Splits, AGivenNumberIsAnUpperBoundInWholeTiles) {
 
 TEST(Planner, HeadsOfAGroupShareATileWhereOneHeadWouldWasteIt) {
   Problem p = dense(3, 32, 8, 16, 4096, 128);
-  EXPECT_TRUE(packs_heads(p, 128, 1));
+  EXPECT_TRUE(packs_heads(p, 128));
   EXPECT_EQ(make_plan(p, device("A100")).grid, 3 * 8);  // 4 heads x 16 queries fit one tile
   p = dense(3, 32, 8, 1024, 4096, 128);
-  EXPECT_FALSE(packs_heads(p, 128, 1));
+  EXPECT_FALSE(packs_heads(p, 128));
   EXPECT_EQ(make_plan(p, device("A100")).grid, 3 * 32 * 8);
-  EXPECT_FALSE(packs_heads(dense(3, 8, 8, 16, 4096, 128), 128, 8));  // no group
+  EXPECT_FALSE(packs_heads(dense(3, 8, 8, 16, 4096, 128), 128));  // no group
 }
 
 TEST(Planner, GridsCoverTheWork) {
   const Problem p = dense(2, 16, 4, 1000, 3000, 128);
   EXPECT_EQ(make_plan(p, device("A100")).grid, 2 * 16 * 8);
   EXPECT_EQ(make_plan(p, device("H200")).grid, 132);  // persistent blocks
-  EXPECT_EQ(make_plan(backward_of(p), device("A100")).grid, 2 * 16 * 24);
+  // A block of the backward pass takes all heads of the group in turn.
+  EXPECT_EQ(make_plan(backward_of(p), device("A100")).grid, 2 * 4 * 24);
   EXPECT_EQ(make_plan(dense(1, 2, 2, 100, 100, 128), device("H200")).grid, 2);
   EXPECT_EQ(make_plan(dense(2, 16, 4, 0, 100, 128), device("A100")).grid, 0);
   // A packed batch has at most one partial tile a sequence.
   Problem packed = dense(10, 4, 4, 1000, 1000, 128);
   packed.packed = packed.has_cu_seqlens_k = true;
   packed.total_q = packed.total_k = 1280;
-  EXPECT_EQ(make_plan(packed, device("A100")).grid, 4 * (1280 / 128 + 10));
+  EXPECT_EQ(make_plan(packed, device("A100")).grid, 4 * ((1280 + 10 * 127) / 128));
   EXPECT_EQ(make_plan(dense(100000, 1, 1, 64, 64, 64), device("A100")).grid, 100000);
 }
 
 TEST(Planner, BackwardWorkspaceIsLinearAndFollowsTheOptions) {
   const Problem p = backward_of(dense(2, 8, 8, 1000, 1000, 128));
   const DeviceInfo& a100 = device("A100");
-  // Rows padded to whole tiles of 64: lse, D and the float32 sums of dQ.
-  const std::size_t rows = 2 * 8 * 1024;
-  const std::size_t base = rows * 4 * 2 + rows * 128 * 4;
-  EXPECT_EQ(make_plan(p, a100).workspace_bytes, base);
-  Problem grouped = p;
-  grouped.heads_kv = 2;
-  EXPECT_EQ(make_plan(grouped, a100).workspace_bytes, base + 2U * 1000 * 2 * 128 * 4 * 2);
+  const std::size_t rows = 2 * 8 * 1000;
+  const auto lines = [](std::size_t bytes) { return (bytes + 255) / 256 * 256; };
+  const std::size_t statistics = 2 * lines(rows * 4);  // lse in the exponent's base, and D
+  EXPECT_EQ(make_plan(p, a100).workspace_bytes, statistics + rows * 128 * 4);
   Problem ordered = p;
-  ordered.deterministic = true;
-  EXPECT_EQ(make_plan(ordered, a100).workspace_bytes, base + 2U * 8 * 16 * 4);
-  Problem biased = p;
-  biased.bias_dtype = DType::bfloat16;
-  biased.has_dbias = true;
-  biased.bias_shape = {1, 8, 1000, 1000};
-  EXPECT_EQ(make_plan(biased, a100).workspace_bytes, base + 8U * 1000 * 1000 * 4);
+  ordered.deterministic = true;  // needs no float32 sums of dQ
+  EXPECT_EQ(make_plan(ordered, a100).workspace_bytes, statistics);
+  Problem packed = p;
+  packed.packed = packed.has_cu_seqlens_k = true;  // and where the tiles of a sequence begin
+  EXPECT_EQ(make_plan(packed, a100).workspace_bytes, statistics + rows * 128 * 4 + 256);
   EXPECT_EQ(make_plan(dense(2, 8, 8, 1000, 1000, 128), a100).workspace_bytes, 0U);
 }
 

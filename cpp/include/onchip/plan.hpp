@@ -30,6 +30,8 @@ struct DeviceInfo {
   double flops_16bit = 0;               ///< FLOP per second, float16 and bfloat16.
   double flops_float32 = 0;             ///< FLOP per second.
   double flops_float64 = 0;             ///< FLOP per second.
+  /// Newest kernel family planned for: 80 or 90; 0: the newest for the compute capability.
+  std::int32_t family = 0;
 };
 
 /// Facts of a device by name: "cpu" (this machine) or one of `known_devices()`, in any case.

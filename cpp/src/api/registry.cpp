@@ -2,7 +2,7 @@
 // The backends of this build, by name: static initialisers would vanish from a static library.
 #include "cpu/backend.hpp"
 #include "host/backend.hpp"
-#ifdef ONCHIP_CUDA
+#ifdef ONCHIP_HAS_CUDA
 #include "cuda/cuda_backend.hpp"
 #endif
 #include "host/check.hpp"

@@ -2,51 +2,23 @@
 #include "host/planner.hpp"
 
 #include <algorithm>
-#include <initializer_list>
 #include <string>
 #include <string_view>
 
+#include "host/checked.hpp"
 #include "host/cpu_plan.hpp"
+#include "host/gpu_plan.hpp"
 
 namespace onchip::host {
 namespace {
 
 constexpr std::int64_t kMaxGpuDim = 256;
 constexpr std::int64_t kMaxSplits = 128;
-constexpr std::int64_t kWorkspaceAlignment = 256;
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
+constexpr std::int64_t kMaxGrid = 2147483647;
 
 [[noreturn]] void unsupported(const std::string& message) {
   throw Error(ErrorCode::unsupported, message);
 }
-
-[[noreturn]] void too_large() {
-  unsupported("workspace: the problem needs 2^63 bytes or more; split the batch");
-}
-
-std::int64_t product(std::initializer_list<std::int64_t> factors) {
-  std::int64_t result = 1;
-  for (const std::int64_t factor : factors) {
-    if (__builtin_mul_overflow(result, factor, &result)) too_large();
-  }
-  return result;
-}
-
-/// Adds up buffers, each aligned as a kernel finds it.
-class WorkspaceSize {
- public:
-  void add(std::initializer_list<std::int64_t> factors) {
-    const std::int64_t lines = ceil_div(product(factors), kWorkspaceAlignment);
-    if (__builtin_add_overflow(total_, product({lines, kWorkspaceAlignment}), &total_)) {
-      too_large();
-    }
-  }
-  [[nodiscard]] std::size_t total() const { return static_cast<std::size_t>(total_); }
-
- private:
-  std::int64_t total_ = 0;
-};
 
 MaskClass mask_class(const Problem& p) {
   if (p.window_left >= 0 || p.window_right > 0) return MaskClass::local;
@@ -79,7 +51,8 @@ void check_gpu(const Problem& p, const DeviceInfo& device) {
 
 const TileRow& choose_tile(const Problem& p, const DeviceInfo& device) {
   const TileQuery query = tile_query(p, device);
-  const TileRow* row = device.compute_capability == 90 ? find_tile("sm90", query) : nullptr;
+  const std::int32_t family = device.family != 0 ? device.family : device.compute_capability;
+  const TileRow* row = family == 90 ? find_tile("sm90", query) : nullptr;
   if (row == nullptr) row = find_tile("sm80", query);
   if (row == nullptr) {
     unsupported("device: no tile fits the " + std::to_string(device.on_chip_bytes) +
@@ -95,25 +68,8 @@ std::string kernel_name(const TileRow& row, const Problem& p) {
   name += "_d" + std::to_string(row.dim);
   if (row.dim_v != row.dim) name += "_" + std::to_string(row.dim_v);
   name += row.suffix;
+  if (row.family == "sm80" && needs_full(p)) name += "_full";
   return name;
-}
-
-/// Tiles of `tile` rows over all sequences. Packed lengths are known on the device only: at most
-/// one tile of each sequence is partial.
-std::int64_t row_tiles(const Problem& p, std::int64_t longest, std::int64_t total,
-                       std::int64_t tile) {
-  const std::int64_t dense = product({p.batch, ceil_div(longest, tile)});
-  return p.packed ? std::min(dense, total / tile + p.batch) : dense;
-}
-
-std::int64_t query_tiles(const Problem& p, const PlanInfo& info, std::int64_t num_splits) {
-  if (!packs_heads(p, info.tile_q, num_splits)) {
-    return product({row_tiles(p, p.seqlen_q, p.total_q, info.tile_q), p.heads_q});
-  }
-  const std::int64_t group = p.heads_q / p.heads_kv;
-  return product(
-      {row_tiles(p, product({p.seqlen_q, group}), product({p.total_q, group}), info.tile_q),
-       p.heads_kv});
 }
 
 /// Splits that fill the device: the fewest that come within 85% of the best share of busy
@@ -155,7 +111,7 @@ void choose_splits(const Problem& p, PlanInfo& info) {
       // A window on the left already bounds the keys of a tile.
       splits = p.window_left >= 0
                    ? 1
-                   : filling_splits(query_tiles(p, info, 2), key_tiles, info.device.units);
+                   : filling_splits(gpu_blocks(p, info.tile_q), key_tiles, info.device.units);
     }
     const std::int64_t tiles_of_part = ceil_div(key_tiles, std::min(splits, key_tiles));
     info.split_size = std::min(tiles_of_part * info.tile_k, p.seqlen_k);
@@ -164,38 +120,16 @@ void choose_splits(const Problem& p, PlanInfo& info) {
 }
 
 std::int64_t choose_grid(const Problem& p, const PlanInfo& info) {
-  if (p.pass == Pass::backward) {
-    return product({row_tiles(p, p.seqlen_k, p.total_k, info.tile_k), p.heads_q});
+  const bool forward = p.pass == Pass::forward;
+  const std::int64_t blocks =
+      product({gpu_blocks(p, forward ? info.tile_q : info.tile_k), info.num_splits});
+  if (blocks > kMaxGrid) {
+    unsupported("q: the launch needs " + std::to_string(blocks) +
+                " blocks, a grid holds 2^31 - 1; split the batch");
   }
-  const std::int64_t blocks = product({query_tiles(p, info, info.num_splits), info.num_splits});
-  // sm90 blocks stay and take tile after tile, except split ones.
-  const bool persistent = info.backend == "sm90" && info.num_splits == 1;
+  // Forward blocks of sm90 stay and take tile after tile, except split ones.
+  const bool persistent = info.backend == "sm90" && forward && info.num_splits == 1;
   return persistent ? std::min<std::int64_t>(blocks, info.device.units) : blocks;
-}
-
-std::size_t gpu_workspace(const Problem& p, const PlanInfo& info, const TileRow& row) {
-  WorkspaceSize size;
-  if (p.pass == Pass::forward) {
-    if (info.num_splits > 1) {
-      size.add({info.num_splits, p.total_q, p.heads_q, p.dim_v, 4});  // outputs of the parts
-      size.add({info.num_splits, p.total_q, p.heads_q, 4});           // their lse
-    }
-    return size.total();
-  }
-  const std::int64_t tiles = row_tiles(p, p.seqlen_q, p.total_q, info.tile_q);
-  const std::int64_t padded_rows = product({tiles, info.tile_q});
-  size.add({padded_rows, p.heads_q, 4});  // lse in the exponent's base
-  size.add({padded_rows, p.heads_q, 4});  // D
-  if (row.element_bytes == 2) size.add({padded_rows, p.heads_q, row.dim, 4});  // sums of dQ
-  if (p.heads_q != p.heads_kv) {  // sums of dK and dV over the heads of a group
-    size.add({p.total_k, p.heads_kv, p.dim, 4});
-    size.add({p.total_k, p.heads_kv, p.dim_v, 4});
-  }
-  if (p.has_dbias && size_of(p.bias_dtype) == 2) {
-    size.add({p.bias_shape.batch, p.bias_shape.head, p.bias_shape.row, p.bias_shape.col, 4});
-  }
-  if (p.deterministic) size.add({tiles, p.heads_q, 4});  // whose turn it is to add to dQ
-  return size.total();
 }
 
 void plan_gpu(const Problem& p, PlanInfo& info) {
@@ -209,8 +143,8 @@ void plan_gpu(const Problem& p, PlanInfo& info) {
   info.warps = row.warps;
   info.on_chip_bytes = on_chip_bytes(row);
   choose_splits(p, info);
+  info.workspace_bytes = static_cast<std::size_t>(gpu_workspace(p, info.num_splits).bytes);
   info.grid = choose_grid(p, info);
-  info.workspace_bytes = gpu_workspace(p, info, row);
 }
 
 void plan_on_cpu(const Problem& p, PlanInfo& info) {
@@ -234,15 +168,8 @@ const TileRow* tile_of(const Problem& problem, const PlanInfo& info) {
   return find_tile(info.backend, tile_query(problem, info.device));
 }
 
-bool packs_heads(const Problem& p, std::int64_t tile_q, std::int64_t num_splits) {
-  if (p.heads_kv <= 0 || p.heads_q == p.heads_kv || tile_q <= 0) return false;
-  if (num_splits > 1 || p.packed) return true;
-  // Worth it where one head would leave much of a tile empty.
-  const auto filled = [&](std::int64_t rows) {
-    return static_cast<double>(rows) / static_cast<double>(ceil_div(rows, tile_q) * tile_q);
-  };
-  return p.seqlen_q > 0 &&
-         filled(p.seqlen_q) < 0.9 * filled(product({p.seqlen_q, p.heads_q / p.heads_kv}));
+bool packs_heads(const Problem& p, std::int64_t tile_q) {
+  return p.heads_kv > 0 && p.heads_q != p.heads_kv && p.seqlen_q < tile_q;
 }
 
 Tiling tiling_of(const Problem& p, const PlanInfo& info) {
@@ -251,7 +178,7 @@ Tiling tiling_of(const Problem& p, const PlanInfo& info) {
   tiling.tile_q = std::max<std::int64_t>(info.tile_q, 1);
   tiling.tile_k = std::max<std::int64_t>(info.tile_k, 1);
   const bool packs = cpu ? p.packed || p.seqlen_q < info.tile_q
-                         : p.pass == Pass::forward && packs_heads(p, info.tile_q, info.num_splits);
+                         : p.pass == Pass::forward && packs_heads(p, info.tile_q);
   if (packs && p.heads_kv > 0) tiling.packed_heads = p.heads_q / p.heads_kv;
   tiling.num_splits = info.num_splits;
   tiling.keys_outer = !cpu;

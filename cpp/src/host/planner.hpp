@@ -12,7 +12,7 @@ namespace onchip::host {
 const TileRow* tile_of(const Problem& problem, const PlanInfo& info);
 
 /// Whether (query, head) pairs of one KV head fill a query tile together (GQA, forward).
-bool packs_heads(const Problem& problem, std::int64_t tile_q, std::int64_t num_splits);
+bool packs_heads(const Problem& problem, std::int64_t tile_q);
 
 /// The plan's way through the problem, as the cost model sees it.
 Tiling tiling_of(const Problem& problem, const PlanInfo& info);

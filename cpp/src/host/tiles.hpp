@@ -61,11 +61,9 @@ inline constexpr std::array kTiles = {
     TileRow{"sm90", kBwd, 2, 256, 256, kAny, 64, 80, 2, 12, 0, 1, 1, 0, ""},
 
     TileRow{"sm80", kFwd, 2, 64, 64, kAny, 128, 128, 2, 4, 0, 0, 0, 0, ""},
-    TileRow{"sm80", kFwd, 2, 96, 96, kAny, 128, 64, 2, 4, 0, 0, 0, 0, ""},
     TileRow{"sm80", kFwd, 2, 128, 128, kAny, 128, 64, 2, 4, 0, 0, 0, 0, ""},
-    TileRow{"sm80", kFwd, 2, 192, 192, kAny, 128, 64, 1, 8, 0, 0, 0, 0, ""},
-    TileRow{"sm80", kFwd, 2, 256, 256, kAny, 128, 64, 1, 8, 0, 0, 0, 0, ""},
-    TileRow{"sm80", kFwd, 2, 256, 256, kAny, 64, 64, 1, 4, 0, 0, 0, 0, "_small"},
+    TileRow{"sm80", kFwd, 2, 256, 256, kAny, 128, 64, 2, 8, 0, 0, 0, 0, ""},
+    TileRow{"sm80", kFwd, 2, 256, 256, kAny, 64, 32, 2, 4, 0, 0, 0, 0, "_small"},
     TileRow{"sm80", kBwd, 2, 64, 64, kAny, 128, 128, 2, 8, 1, 1, 1, 0, ""},
     TileRow{"sm80", kBwd, 2, 64, 64, kAny, 64, 128, 2, 8, 1, 1, 1, 0, "_small"},
     TileRow{"sm80", kBwd, 2, 96, 96, kAny, 64, 128, 2, 8, 1, 1, 1, 0, ""},

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+# The CUDA backend: kernels and what launches them. Included where ONCHIP_CUDA is on.
+find_program(onchip_nvcc nvcc PATHS ENV CUDA_PATH /usr/local/cuda PATH_SUFFIXES bin)
+if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
+  if(onchip_nvcc)
+    set(CMAKE_CUDA_COMPILER "${onchip_nvcc}")
+  else()
+    include(CudaFromWheels)
+  endif()
+endif()
+# Real code for what is tested, PTX for every later GPU.
+set(CMAKE_CUDA_ARCHITECTURES "80-real;90-real;80-virtual" CACHE STRING "GPUs to compile for")
+enable_language(CUDA)
+find_package(CUDAToolkit 12.8 REQUIRED)
+set(CMAKE_CUDA_STANDARD 20)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+set(CMAKE_CUDA_EXTENSIONS OFF)
+set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
+set(CMAKE_CUDA_FLAGS_RELWITHDEBINFO "-O3 -DNDEBUG")
+include(KernelInstances)
+
+# The folders that a layer's sources see, as links, so that breaking the include rule does not
+# compile: <name in #include>=<path>.
+function(onchip_link_includes dir)
+  foreach(link IN LISTS ARGN)
+    string(REGEX MATCH "^(.*)=(.*)$" match "${link}")
+    set(at "${dir}/${CMAKE_MATCH_1}")
+    cmake_path(GET at PARENT_PATH parent)
+    file(MAKE_DIRECTORY "${parent}")
+    if(NOT EXISTS "${at}")
+      file(CREATE_LINK "${PROJECT_SOURCE_DIR}/${CMAKE_MATCH_2}" "${at}" SYMBOLIC)
+    endif()
+  endforeach()
+endfunction()
+
+set(dir "${PROJECT_BINARY_DIR}/include-rule/kernels")
+onchip_link_includes("${dir}" prims=cuda/prims common=cuda/common sm80=cuda/sm80
+  host/kernel_params.hpp=cpp/src/host/kernel_params.hpp host/problem.hpp=cpp/src/host/problem.hpp
+  host/sequence.hpp=cpp/src/host/sequence.hpp)
+add_library(onchip_kernels OBJECT ${ONCHIP_KERNEL_SOURCES}
+  cuda/common/combine.cu
+  cuda/common/dropout_mask.cu
+  cuda/common/first_tile.cu
+  cuda/common/merge.cu
+  cuda/common/rows.cu)
+target_include_directories(onchip_kernels PRIVATE cpp/include "${dir}")
+target_compile_definitions(onchip_kernels PRIVATE ONCHIP_BUILDING)
+target_compile_options(onchip_kernels PRIVATE --expt-relaxed-constexpr -Xptxas=-v
+  $<$<BOOL:${ONCHIP_WERROR}>:-Werror=all-warnings>)
+set_target_properties(onchip_kernels PROPERTIES
+  CUDA_RUNTIME_LIBRARY Static
+  CUDA_COMPILER_LAUNCHER "${PROJECT_SOURCE_DIR}/cmake/ptxas_report.sh")
+
+set(dir "${PROJECT_BINARY_DIR}/include-rule/cuda")
+onchip_link_includes("${dir}" cuda=cuda/host host=cpp/src/host
+  common/kernel.hpp=cuda/common/kernel.hpp common/launchers.hpp=cuda/common/launchers.hpp)
+set(sources
+  cuda_backend.cpp
+  device_caps.cpp
+  launch.cpp
+  params.cpp)
+onchip_check_listed("${PROJECT_SOURCE_DIR}/cuda/host" ${sources})
+list(TRANSFORM sources PREPEND "cuda/host/")
+add_library(onchip_layer_cuda OBJECT ${sources} "${ONCHIP_KERNEL_DIR}/kernels.cpp")
+target_include_directories(onchip_layer_cuda PRIVATE cpp/include "${dir}")
+target_include_directories(onchip_layer_cuda SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+target_compile_definitions(onchip_layer_cuda PRIVATE ONCHIP_BUILDING)
+target_link_libraries(onchip_layer_cuda PRIVATE onchip_flags)
+
+onchip_link_includes("${PROJECT_BINARY_DIR}/include-rule/api" cuda=cuda/host)
+target_compile_definitions(onchip_layer_api PRIVATE ONCHIP_HAS_CUDA)
+list(APPEND ONCHIP_OBJECTS $<TARGET_OBJECTS:onchip_kernels> $<TARGET_OBJECTS:onchip_layer_cuda>)
+set(ONCHIP_CUDA_LINK CUDA::cudart_static)

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "host/gpu_plan.hpp"
+
+#include <algorithm>
+#include <string>
+
+#include "host/checked.hpp"
+
+namespace onchip::host {
+namespace {
+
+constexpr std::int64_t kAlignment = 256;
+constexpr std::int64_t kFloatBytes = 4;
+
+/// Hands out aligned stretches of one block of memory.
+class Layout {
+ public:
+  std::int64_t take(std::initializer_list<std::int64_t> factors) {
+    const std::int64_t at = used_;
+    const std::int64_t lines = ceil_div(product(factors), kAlignment);
+    if (__builtin_add_overflow(used_, product({lines, kAlignment}), &used_)) too_large();
+    return at;
+  }
+  [[nodiscard]] std::int64_t used() const { return used_; }
+
+ private:
+  std::int64_t used_ = 0;
+};
+
+}  // namespace
+
+GpuWorkspace gpu_workspace(const Problem& p, std::int64_t num_splits) {
+  Layout layout;
+  GpuWorkspace w;
+  if (p.packed) w.first_tile = layout.take({p.batch + 1, 8});
+  if (p.pass == Pass::forward) {
+    if (num_splits > 1) {
+      w.partial_out = layout.take({num_splits, p.total_q, p.heads_q, p.dim_v, kFloatBytes});
+      w.partial_lse = layout.take({num_splits, p.total_q, p.heads_q, kFloatBytes});
+    }
+  } else {
+    w.delta = layout.take({p.total_q, p.heads_q, kFloatBytes});
+    w.lse2 = layout.take({p.total_q, p.heads_q, kFloatBytes});
+    if (!p.deterministic) w.dq_sum = layout.take({p.total_q, p.heads_q, p.dim, kFloatBytes});
+  }
+  w.bytes = layout.used();
+  return w;
+}
+
+bool needs_full(const Problem& p) {
+  return p.softcap > 0 || p.bias_dtype != DType::none || p.has_alibi || p.dropout_p > 0 ||
+         p.scale <= 0;
+}
+
+std::int64_t tiles_per_head(const Problem& p, std::int64_t tile) {
+  const bool forward = p.pass == Pass::forward;
+  // Heads of a group share the tiles of a sequence shorter than a tile; else each has its own.
+  const std::int64_t group = forward ? p.heads_q / p.heads_kv : 1;
+  if (!p.packed) {
+    const std::int64_t rows = forward ? p.seqlen_q : p.seqlen_k;
+    return rows < tile ? ceil_div(product({rows, group}), tile)
+                       : product({ceil_div(rows, tile), group});
+  }
+  const std::int64_t total = forward ? p.total_q : p.total_k;
+  const std::int64_t longer = std::min(p.batch, total / tile);  // sequences of a tile or more
+  return (product({total, group}) + product({longer, group, tile - 1}) +
+          product({p.batch - longer, tile - 1})) /
+         tile;
+}
+
+std::int64_t gpu_blocks(const Problem& p, std::int64_t tile) {
+  return product({tiles_per_head(p, tile), p.heads_kv, p.packed ? 1 : p.batch});
+}
+
+}  // namespace onchip::host

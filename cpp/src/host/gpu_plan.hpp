@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tiles and workspace of the GPU kernels: the one description that planner and backend share.
+#pragma once
+
+#include <cstdint>
+
+#include "host/problem.hpp"
+
+namespace onchip::host {
+
+/// Byte offsets of the buffers in a launch's workspace; kAbsent: not needed.
+struct GpuWorkspace {
+  static constexpr std::int64_t kAbsent = -1;
+  std::int64_t first_tile = kAbsent;   // packed: int64 [B + 1]
+  std::int64_t partial_out = kAbsent;  // splits: float32 [splits][total_q * Hq][Dv]
+  std::int64_t partial_lse = kAbsent;  // splits: float32 [splits][total_q * Hq]
+  std::int64_t delta = kAbsent;        // backward: float32 [Hq][total_q]
+  std::int64_t lse2 = kAbsent;         // backward: float32 [Hq][total_q]
+  std::int64_t dq_sum = kAbsent;       // backward: float32 [Hq][total_q][D]
+  std::int64_t bytes = 0;
+};
+
+GpuWorkspace gpu_workspace(const Problem& problem, std::int64_t num_splits);
+
+/// Whether the scores need a full instance: an option touches them one by one, or a scale that is
+/// not positive keeps the greatest product from being the greatest score.
+bool needs_full(const Problem& problem);
+
+/// Tiles of query rows (forward) or of keys (backward) of one KV head: of one sequence when dense,
+/// over all sequences at most when packed, where lengths are known on the device only.
+std::int64_t tiles_per_head(const Problem& problem, std::int64_t tile);
+
+/// Tiles of all heads and sequences: blocks of a launch without splits.
+std::int64_t gpu_blocks(const Problem& problem, std::int64_t tile);
+
+}  // namespace onchip::host

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/params.hpp"
+
+#include <algorithm>
+#include <initializer_list>
+
+#include "host/gpu_plan.hpp"
+
+namespace onchip::cuda {
+namespace {
+
+constexpr std::int64_t kAlignedBytes = 16;               // of one copy
+constexpr std::int64_t kSectionBytes = std::int64_t{24} << 20;  // half of Hopper's L2
+
+/// A tensor of rows, and the extents beyond which its strides are not used.
+struct Rows {
+  const void* data;
+  const host::Strides& strides;
+  std::int64_t batch, rows, heads;
+};
+
+bool is_aligned(const Rows& t, std::int64_t element_bytes) {
+  const auto whole = [&](std::int64_t extent, std::int64_t stride) {
+    return extent <= 1 || stride * element_bytes % kAlignedBytes == 0;
+  };
+  return reinterpret_cast<std::uintptr_t>(t.data) % kAlignedBytes == 0 &&
+         whole(t.batch, t.strides.batch) && whole(t.rows, t.strides.row) &&
+         whole(t.heads, t.strides.head);
+}
+
+/// Whether rows of every tensor can be copied 16 bytes at a time.
+bool all_aligned(const host::Problem& p, const host::Operands& o) {
+  const std::int64_t batch = p.packed ? 1 : p.batch;
+  const std::int64_t rows = p.packed ? p.total_q : p.seqlen_q;
+  const std::int64_t pages = p.paged ? p.num_pages : batch;
+  const std::int64_t keys = p.paged ? p.page_size : p.packed ? p.total_k : p.seqlen_k;
+  const auto aligned = [&](std::initializer_list<Rows> tensors) {
+    return std::all_of(tensors.begin(), tensors.end(),
+                       [&](const Rows& t) { return is_aligned(t, size_of(p.dtype)); });
+  };
+  const bool forward = aligned({{o.q, p.q, batch, rows, p.heads_q},
+                                {o.k, p.k, pages, keys, p.heads_kv},
+                                {o.v, p.v, pages, keys, p.heads_kv},
+                                {o.out, p.out, batch, rows, p.heads_q}});
+  if (p.pass == Pass::forward || !forward) return forward;
+  return aligned({{o.dout, p.dout, batch, rows, p.heads_q},
+                  {o.dq, p.dq, batch, rows, p.heads_q},
+                  {o.dk, p.dk, batch, keys, p.heads_kv},
+                  {o.dv, p.dv, batch, keys, p.heads_kv}});
+}
+
+/// KV heads whose tiles are scheduled together, so that what they share stays in the L2 cache: K
+/// and V in forward, the queries of the group in backward. Only where a causal mask leaves blocks
+/// of different length; else one head after another does as well.
+std::int64_t heads_in_section(const host::Problem& p) {
+  if (p.window_right != 0 || p.packed) return 1;
+  const std::int64_t element = size_of(p.dtype);
+  const std::int64_t group = p.heads_q / p.heads_kv;
+  const std::int64_t bytes = p.pass == Pass::forward
+                                 ? p.seqlen_k * (p.dim + p.dim_v) * element
+                                 : p.seqlen_q * group * ((p.dim + p.dim_v) * element + p.dim * 4);
+  const std::int64_t heads = std::max<std::int64_t>(p.batch * p.heads_kv, 1);
+  return std::clamp<std::int64_t>(kSectionBytes / std::max<std::int64_t>(bytes, 1), 1, heads);
+}
+
+}  // namespace
+
+host::KernelParams make_params(const detail::PlanImpl& plan, const host::Operands& operands,
+                               void* workspace) {
+  const host::Problem& p = plan.problem;
+  const PlanInfo& info = plan.info;
+  host::KernelParams params;
+  params.problem = p;
+  params.operands = operands;
+  params.blocks = info.grid;
+  params.tiles_per_head =
+      host::tiles_per_head(p, p.pass == Pass::forward ? info.tile_q : info.tile_k);
+  params.heads_in_section = heads_in_section(p);
+  params.num_splits = info.num_splits;
+  params.split_size = info.split_size;
+  params.dropout_threshold = host::dropout_threshold(p.dropout_p);
+  params.kept_scale = 1.0F / (1.0F - static_cast<float>(params.dropout_threshold) / 65536.0F);
+  params.aligned = all_aligned(p, operands);
+  params.full = host::needs_full(p);
+
+  const host::GpuWorkspace at = host::gpu_workspace(p, info.num_splits);
+  const auto place = [&]<class T>(std::int64_t offset, T*& pointer) {
+    if (offset == host::GpuWorkspace::kAbsent) return;
+    pointer = reinterpret_cast<T*>(static_cast<std::byte*>(workspace) + offset);
+  };
+  place(at.first_tile, params.first_tile);
+  place(at.partial_out, params.partial_out);
+  place(at.partial_lse, params.partial_lse);
+  place(at.delta, params.delta);
+  place(at.lse2, params.lse2);
+  place(at.dq_sum, params.dq_sum);
+  return params;
+}
+
+}  // namespace onchip::cuda
