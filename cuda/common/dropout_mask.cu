@@ -17,9 +17,9 @@ __global__ __launch_bounds__(kBlockThreads) void dropout_mask_kernel(
     const std::int64_t block = item % blocks;
     const std::int64_t i = item / blocks % a.shape[2];
     const std::int64_t batch_head = item / blocks / a.shape[2];
-    const PhiloxWords words =
-        philox(static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(i),
-               static_cast<std::uint32_t>(batch_head), static_cast<std::uint32_t>(a.offset), a.seed);
+    const PhiloxWords words = philox(
+        static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(i),
+        static_cast<std::uint32_t>(batch_head), static_cast<std::uint32_t>(a.offset), a.seed);
     std::uint8_t* row = a.mask + batch_head / a.shape[1] * a.stride[0] +
                         batch_head % a.shape[1] * a.stride[1] + i * a.stride[2];
 #pragma unroll

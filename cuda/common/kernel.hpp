@@ -16,7 +16,7 @@ struct Kernel {
 /// `function` takes one argument, host::KernelParams; T is the instance's traits.
 template <class T, class Function>
 Kernel describe(const char* name, Function* function) {
-  return {name, reinterpret_cast<const void*>(function), T::kThreads, T::kSharedBytes, T::kBr,
+  return {name,  reinterpret_cast<const void*>(function), T::kThreads, T::kSharedBytes, T::kBr,
           T::kBc};
 }
 

@@ -33,9 +33,8 @@ __device__ void merge_row(const MergeArguments<kCount>& a, std::int64_t b, std::
     for (int n = 0; n < a.parts; ++n) {
       const float weight = expf(part_lse(n) - base);
       if (weight == 0.0F) continue;  // a part that saw nothing may hold anything
-      value += weight *
-               to_float(static_cast<const Element*>(
-                   a.part[n].out)[host::offset_of(a.part[n].out_strides, b, 0, i, h) + e]);
+      value += weight * to_float(static_cast<const Element*>(
+                            a.part[n].out)[host::offset_of(a.part[n].out_strides, b, 0, i, h) + e]);
     }
     to[e] = from_float<Element>(sum == 0.0F ? 0.0F : value / sum);
   }

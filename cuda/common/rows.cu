@@ -38,12 +38,10 @@ __global__ __launch_bounds__(kBlockThreads) void clear_kernel(
   const host::Problem& p = params.problem;
   const host::Operands& o = params.operands;
   const bool forward = p.pass == Pass::forward;
-  const UnusedRows rows =
-      forward ? UnusedRows(o.cu_seqlens_q, p.cu_seqlens_q, p.batch, p.total_q)
-              : UnusedRows(o.cu_seqlens_k, p.cu_seqlens_k, p.batch, p.total_k);
+  const UnusedRows rows = forward ? UnusedRows(o.cu_seqlens_q, p.cu_seqlens_q, p.batch, p.total_q)
+                                  : UnusedRows(o.cu_seqlens_k, p.cu_seqlens_k, p.batch, p.total_k);
   const std::int64_t heads = forward ? p.heads_q : p.heads_kv;
-  for (std::int64_t number = warp_number(); number < rows.count() * heads;
-       number += warp_count()) {
+  for (std::int64_t number = warp_number(); number < rows.count() * heads; number += warp_count()) {
     const std::int64_t row = rows.row(number / heads);
     const std::int64_t head = number % heads;
     if (!forward) {

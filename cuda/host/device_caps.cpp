@@ -38,8 +38,8 @@ int device_count() {
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status == cudaSuccess) return count;
   static_cast<void>(cudaGetLastError());
-  throw Error(ErrorCode::device, std::string("device: no CUDA device can be used: ") +
-                                     cudaGetErrorString(status));
+  throw Error(ErrorCode::device,
+              std::string("device: no CUDA device can be used: ") + cudaGetErrorString(status));
 }
 
 DeviceInfo read_device(std::int32_t index) {
