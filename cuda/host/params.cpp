@@ -9,7 +9,7 @@
 namespace onchip::cuda {
 namespace {
 
-constexpr std::int64_t kAlignedBytes = 16;               // of one copy
+constexpr std::int64_t kAlignedBytes = 16;                      // of one copy
 constexpr std::int64_t kSectionBytes = std::int64_t{24} << 20;  // half of Hopper's L2
 
 /// A tensor of rows, and the extents beyond which its strides are not used.
