@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -18,7 +19,6 @@ DOCS = sorted(
     for path in ROOT.glob(pattern)
 )
 FOLDERS = "benchmarks|cmake|cpp|cuda|docs|examples|python|tests|[.]ci"
-MADE_BY_RUNS = ("benchmarks/results",)
 
 
 def sections(text: str) -> set[str]:
@@ -49,10 +49,7 @@ def test_the_example_of_the_readme_runs() -> None:
 def test_paths_exist(name: str) -> None:
     text = (ROOT / name).read_text()
     named = re.findall(rf"`((?:{FOLDERS})(?:/[\w.-]+)+/?)`", text)
-    missing = [
-        path for path in named if not (ROOT / path).exists() and not path.startswith(MADE_BY_RUNS)
-    ]
-    assert not missing
+    assert not [path for path in named if not (ROOT / path).exists()]
 
 
 @pytest.mark.parametrize("name", DOCS)
@@ -91,3 +88,17 @@ def test_the_polynomial_is_as_exact_as_numerics_says() -> None:
     error = np.abs(np.polyval(coefficients, r) / np.exp2(r) - 1).max()
     assert error < 1.2e-7  # the roundings of float32 bring it to 2e-7
     assert "relative error below 2e-7" in (ROOT / "docs/numerics.md").read_text()
+
+
+def test_the_speeds_of_the_readme_are_those_measured() -> None:
+    text = (ROOT / "README.md").read_text()
+    (name,) = re.findall(r"\]\((benchmarks/results/[^)]+)\)", text)
+    measured = {
+        (row["direction"], row["dtype"], row["over"]): (row["geomean"], row["worst"])
+        for row in json.loads((ROOT / name).read_text())["summary"]
+    }
+    rows = re.findall(r"^\| (forward|backward) \| (\w+) \| (.*) \|$", text, re.MULTILINE)
+    assert len(rows) == 6
+    for direction, dtype, figures in rows:
+        peers = [x for peer in ("torch", "numpy") for x in measured[direction, dtype, peer]]
+        assert figures == " | ".join(f"{x:.2f}" for x in peers)
