@@ -42,10 +42,12 @@ add_library(onchip_kernels OBJECT ${ONCHIP_KERNEL_SOURCES}
   cuda/common/dropout_mask.cu
   cuda/common/first_tile.cu
   cuda/common/merge.cu
-  cuda/common/rows.cu)
+  cuda/common/rows.cu
+  cuda/sm80/float32.cu)
 target_include_directories(onchip_kernels PRIVATE cpp/include "${dir}")
 target_compile_definitions(onchip_kernels PRIVATE ONCHIP_BUILDING)
 target_compile_options(onchip_kernels PRIVATE --expt-relaxed-constexpr -Xptxas=-v
+  -diag-suppress=20050  # kernels that are no templates are inline, like functions in headers
   $<$<BOOL:${ONCHIP_WERROR}>:-Werror=all-warnings>)
 set_target_properties(onchip_kernels PROPERTIES
   CUDA_RUNTIME_LIBRARY Static

@@ -2,18 +2,43 @@
 # Every kernel instance of this build: one row, one translation unit. Tiles must be those of the
 # planner's table (cpp/src/host/tiles.hpp), whose kernel names these are; a test compares them.
 #
-# onchip_kernel(<name> SOURCE <header> FUNCTION <template> TRAITS <type> [SPILLS <bytes>])
-#   kernels of one name run one after another, in the order of the rows.
-# @dtype@ and @full@ in a row stand for every element type and for both variants: the lean one, and
-# the full one with softcap, bias, ALiBi and dropout.
-# SPILLS is what ptxas may spill, in bytes of one thread, over all architectures; more fails.
+# onchip_kernels(<name> SOURCE <header> FUNCTION <template> TRAITS <type>... [SHARED <bytes>]
+#   [SPILLS <bytes>])
+# Several traits make several kernels, that run one after another.
+# @dtype@ and @full@ stand for every 16-bit element type and for both variants: the lean one, and the
+# full one with softcap, bias, ALiBi and dropout. SHARED is the shared memory of a block where it is
+# not the traits'. SPILLS is what ptxas may spill on any architecture, in bytes of one thread.
 
 # Forward<Element, D, Br, Bc, warps, full, blocks of a multiprocessor>
 onchip_kernels(sm80_fwd_@dtype@_d64@full@ SOURCE sm80/fwd.cuh FUNCTION sm80::forward_kernel
-  TRAITS "sm80::Forward<@Element@, 64, 128, 128, 4, @kFull@, 2>")
+  TRAITS "sm80::Forward<@Element@, 64, 128, 128, 4, @kFull@, 2>" SPILLS 176)
 onchip_kernels(sm80_fwd_@dtype@_d128@full@ SOURCE sm80/fwd.cuh FUNCTION sm80::forward_kernel
-  TRAITS "sm80::Forward<@Element@, 128, 128, 64, 4, @kFull@, 2>")
+  TRAITS "sm80::Forward<@Element@, 128, 128, 64, 4, @kFull@, 2>" SPILLS 80)
 onchip_kernels(sm80_fwd_@dtype@_d256@full@ SOURCE sm80/fwd.cuh FUNCTION sm80::forward_kernel
   TRAITS "sm80::Forward<@Element@, 256, 128, 64, 8, @kFull@, 1>")
 onchip_kernels(sm80_fwd_@dtype@_d256_small@full@ SOURCE sm80/fwd.cuh FUNCTION sm80::forward_kernel
   TRAITS "sm80::Forward<@Element@, 256, 64, 32, 4, @kFull@, 1>")
+
+# Backward<Element, D, Br, Bc, warps, full, dV, dK and dQ, parts, stages, blocks of a multiprocessor>
+onchip_kernels(sm80_bwd_@dtype@_d64@full@ SOURCE sm80/bwd.cuh FUNCTION sm80::backward_kernel
+  TRAITS "sm80::Backward<@Element@, 64, 64, 128, 4, @kFull@, true, true, 2, 2, 2>")
+onchip_kernels(sm80_bwd_@dtype@_d128@full@ SOURCE sm80/bwd.cuh FUNCTION sm80::backward_kernel
+  TRAITS "sm80::Backward<@Element@, 128, 64, 128, 8, @kFull@, true, true, 2, 2, 1>")
+onchip_kernels(sm80_bwd_@dtype@_d128_small@full@ SOURCE sm80/bwd.cuh FUNCTION sm80::backward_kernel
+  TRAITS "sm80::Backward<@Element@, 128, 64, 64, 4, @kFull@, true, true, 2, 1, 1>")
+# No registers for dV and dK at once.
+onchip_kernels(sm80_bwd_@dtype@_d256@full@ SOURCE sm80/bwd.cuh FUNCTION sm80::backward_kernel
+  TRAITS "sm80::Backward<@Element@, 256, 64, 128, 8, @kFull@, true, false, 1, 1, 1>"
+         "sm80::Backward<@Element@, 256, 64, 128, 8, @kFull@, false, true, 1, 1, 1>")
+onchip_kernels(sm80_bwd_@dtype@_d256_small@full@ SOURCE sm80/bwd.cuh FUNCTION sm80::backward_kernel
+  TRAITS "sm80::Backward<@Element@, 256, 64, 64, 4, @kFull@, true, false, 1, 1, 1>"
+         "sm80::Backward<@Element@, 256, 64, 64, 4, @kFull@, false, true, 1, 1, 1>")
+
+# Around it, by query tile: dQ in one order (deterministic), and dbias. Every option is in them.
+foreach(dim IN ITEMS 64 128 256)
+  foreach(kernel IN ITEMS dq dbias)
+    onchip_kernels(sm80_${kernel}_@dtype@_d${dim} SOURCE sm80/bwd_query.cuh
+      FUNCTION sm80::${kernel}_kernel TRAITS "sm80::Forward<@Element@, ${dim}, 64, 32, 4, true, 1>"
+      SHARED "sm80::QueryTiles<Traits>::kBytes")
+  endforeach()
+endforeach()

@@ -11,10 +11,11 @@ constexpr int kThreads = 1024;
 constexpr int kPerThread = 4;  // sequences of a thread in one round
 
 /// Tiles of one KV head in sequence b; common/work.cuh and common/key_work.cuh cut it so.
-__device__ std::int64_t tiles_of(const host::KernelParams& params, std::int64_t b, int tile) {
+__device__ std::int64_t tiles_of(const host::KernelParams& params, std::int64_t b, int tile,
+                                 bool keys) {
   const host::Problem& p = params.problem;
   const host::Sequence s = host::sequence_at(p, params.operands, b);
-  if (p.pass == Pass::backward) return (s.k_rows + tile - 1) / tile;
+  if (keys) return (s.k_rows + tile - 1) / tile;
   const std::int64_t group = p.heads_q / p.heads_kv;
   return s.q_rows < tile ? (s.q_rows * group + tile - 1) / tile
                          : (s.q_rows + tile - 1) / tile * group;
@@ -43,7 +44,7 @@ __device__ std::int64_t sum_before(std::int64_t value, std::int64_t& total) {
 }
 
 __global__ __launch_bounds__(kThreads) void first_tile_kernel(
-    const __grid_constant__ host::KernelParams params, int tile) {
+    const __grid_constant__ host::KernelParams params, int tile, bool keys) {
   const std::int64_t batch = params.problem.batch;
   std::int64_t carry = 0;
   for (std::int64_t round = 0; round < batch; round += kThreads * kPerThread) {
@@ -51,7 +52,7 @@ __global__ __launch_bounds__(kThreads) void first_tile_kernel(
     std::int64_t tiles[kPerThread];
     std::int64_t sum = 0;
     for (int n = 0; n < kPerThread; ++n) {
-      tiles[n] = first + n < batch ? tiles_of(params, first + n, tile) : 0;
+      tiles[n] = first + n < batch ? tiles_of(params, first + n, tile, keys) : 0;
       sum += tiles[n];
     }
     std::int64_t total;
@@ -67,9 +68,9 @@ __global__ __launch_bounds__(kThreads) void first_tile_kernel(
 
 }  // namespace
 
-cudaError_t launch_first_tile(const host::KernelParams& params, std::int64_t tile,
+cudaError_t launch_first_tile(const host::KernelParams& params, std::int64_t tile, bool keys,
                               cudaStream_t stream) {
-  first_tile_kernel<<<1, kThreads, 0, stream>>>(params, static_cast<int>(tile));
+  first_tile_kernel<<<1, kThreads, 0, stream>>>(params, static_cast<int>(tile), keys);
   return cudaGetLastError();
 }
 

@@ -15,9 +15,8 @@ struct Kernel {
 
 /// `function` takes one argument, host::KernelParams; T is the instance's traits.
 template <class T, class Function>
-Kernel describe(const char* name, Function* function) {
-  return {name,  reinterpret_cast<const void*>(function), T::kThreads, T::kSharedBytes, T::kBr,
-          T::kBc};
+Kernel describe(const char* name, Function* function, int shared_bytes) {
+  return {name, reinterpret_cast<const void*>(function), T::kThreads, shared_bytes, T::kBr, T::kBc};
 }
 
 /// Every instance of this build, those of one name side by side.

@@ -10,19 +10,21 @@
 
 namespace onchip::cuda {
 
-/// first_tile[b] = tiles of one head before sequence b: of query rows, or of keys in backward.
-cudaError_t launch_first_tile(const host::KernelParams& params, std::int64_t tile,
+/// first_tile[b] = tiles of one KV head before sequence b: of query rows, or of keys.
+cudaError_t launch_first_tile(const host::KernelParams& params, std::int64_t tile, bool keys,
                               cudaStream_t stream);
 
 /// out and lse from the partial results of the splits.
 cudaError_t launch_combine(const host::KernelParams& params, cudaStream_t stream);
 
-/// Packed rows of no sequence: forward, out 0 and lse -inf; backward, dk and dv 0.
+/// Packed rows of no sequence: forward, out 0 and lse -inf; backward, dq, dk and dv 0.
 cudaError_t launch_clear_unused(const host::KernelParams& params, cudaStream_t stream);
 
 /// Before the backward kernel: delta, lse2, dq_sum = 0. After it: dq.
 cudaError_t launch_prepare_rows(const host::KernelParams& params, cudaStream_t stream);
 cudaError_t launch_finish_dq(const host::KernelParams& params, cudaStream_t stream);
+
+cudaError_t launch_sink_gradient(const host::KernelParams& params, cudaStream_t stream);
 
 inline constexpr int kManyParts = static_cast<int>(kMaxMergeParts);
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Row by row work before and after the main kernels.
+#include <algorithm>
+
 #include "common/bwd_rows.cuh"
 #include "common/by_dtype.cuh"
 #include "common/launchers.hpp"
@@ -38,21 +40,25 @@ __global__ __launch_bounds__(kBlockThreads) void clear_kernel(
   const host::Problem& p = params.problem;
   const host::Operands& o = params.operands;
   const bool forward = p.pass == Pass::forward;
-  const UnusedRows rows = forward ? UnusedRows(o.cu_seqlens_q, p.cu_seqlens_q, p.batch, p.total_q)
-                                  : UnusedRows(o.cu_seqlens_k, p.cu_seqlens_k, p.batch, p.total_k);
-  const std::int64_t heads = forward ? p.heads_q : p.heads_kv;
-  for (std::int64_t number = warp_number(); number < rows.count() * heads; number += warp_count()) {
-    const std::int64_t row = rows.row(number / heads);
-    const std::int64_t head = number % heads;
-    if (!forward) {
-      clear_row<Element>(o.dk, p.dk, row, head, p.dim);
-      clear_row<Element>(o.dv, p.dv, row, head, p.dim_v);
-      continue;
-    }
-    clear_row<Element>(o.out, p.out, row, head, p.dim_v);
-    if (o.lse != nullptr && threadIdx.x % 32 == 0) {
+  const UnusedRows queries(o.cu_seqlens_q, p.cu_seqlens_q, p.batch, p.total_q);
+  for (std::int64_t number = warp_number(); number < queries.count() * p.heads_q;
+       number += warp_count()) {
+    const std::int64_t row = queries.row(number / p.heads_q);
+    const std::int64_t head = number % p.heads_q;
+    clear_row<Element>(forward ? o.out : o.dq, forward ? p.out : p.dq, row, head,
+                       forward ? p.dim_v : p.dim);
+    if (forward && o.lse != nullptr && threadIdx.x % 32 == 0) {
       static_cast<float*>(o.lse)[host::offset_of(p.lse, 0, 0, row, head)] = -kInfinity;
     }
+  }
+  if (forward) return;
+  const UnusedRows keys(o.cu_seqlens_k, p.cu_seqlens_k, p.batch, p.total_k);
+  for (std::int64_t number = warp_number(); number < keys.count() * p.heads_kv;
+       number += warp_count()) {
+    const std::int64_t row = keys.row(number / p.heads_kv);
+    const std::int64_t head = number % p.heads_kv;
+    clear_row<Element>(o.dk, p.dk, row, head, p.dim);
+    clear_row<Element>(o.dv, p.dv, row, head, p.dim_v);
   }
 }
 
@@ -60,8 +66,8 @@ __global__ __launch_bounds__(kBlockThreads) void clear_kernel(
 
 cudaError_t launch_clear_unused(const host::KernelParams& params, cudaStream_t stream) {
   const host::Problem& p = params.problem;
-  const std::int64_t rows =
-      p.pass == Pass::forward ? p.total_q * p.heads_q : p.total_k * p.heads_kv;
+  std::int64_t rows = p.total_q * p.heads_q;
+  if (p.pass == Pass::backward) rows = std::max(rows, p.total_k * p.heads_kv);
   return by_dtype(p.dtype, [&](auto element) {
     clear_kernel<decltype(element)>
         <<<grid_of(rows, kBlockWarps, kClearBlocks), kBlockThreads, 0, stream>>>(params);
@@ -71,7 +77,7 @@ cudaError_t launch_clear_unused(const host::KernelParams& params, cudaStream_t s
 
 cudaError_t launch_prepare_rows(const host::KernelParams& params, cudaStream_t stream) {
   const std::int64_t rows = params.problem.total_q * params.problem.heads_q;
-  return by_16_bit_dtype(params.problem.dtype, [&](auto element) {
+  return by_dtype(params.problem.dtype, [&](auto element) {
     prepare_rows<decltype(element)>
         <<<grid_of(rows, kRowsPerBlock), 32 * kRowsPerBlock, 0, stream>>>(params);
     return cudaGetLastError();
@@ -85,6 +91,12 @@ cudaError_t launch_finish_dq(const host::KernelParams& params, cudaStream_t stre
         <<<grid_of(rows, kRowsPerBlock), 32 * kRowsPerBlock, 0, stream>>>(params);
     return cudaGetLastError();
   });
+}
+
+cudaError_t launch_sink_gradient(const host::KernelParams& params, cudaStream_t stream) {
+  sink_gradient<<<static_cast<unsigned>(params.problem.heads_q), kBlockThreads, 0, stream>>>(
+      params);
+  return cudaGetLastError();
 }
 
 }  // namespace onchip::cuda

@@ -2,6 +2,7 @@
 // CUDA behind host::Backend: everything is queued on the caller's stream, in the caller's memory.
 #include "cuda/cuda_backend.hpp"
 
+#include <algorithm>
 #include <string>
 
 #include "common/launchers.hpp"
@@ -9,6 +10,8 @@
 #include "cuda/error.hpp"
 #include "cuda/launch.hpp"
 #include "cuda/params.hpp"
+#include "host/checked.hpp"
+#include "host/gpu_plan.hpp"
 
 namespace onchip::cuda {
 namespace {
@@ -21,25 +24,70 @@ std::span<const Kernel> kernels_of(const detail::PlanImpl& plan, const DeviceInf
   const PlanInfo& info = plan.info;
   const std::span<const Kernel> found = find_kernels(info.kernel);
   if (found.empty()) {
-    throw Error(ErrorCode::unsupported, "plan: this build has no kernel " + info.kernel +
-                                            " (planned for " + info.device.name +
-                                            "); plan for the device that q lies on, or use the cpu "
-                                            "backend");
+    throw Error(ErrorCode::unsupported,
+                "plan: this build has no kernel " + info.kernel + " (planned for " +
+                    info.device.name + "); plan for the device that q lies on, or use the cpu "
+                    "backend");
   }
   if (info.on_chip_bytes > device.on_chip_bytes) {
-    throw Error(ErrorCode::unsupported, "plan: needs " + std::to_string(info.on_chip_bytes) +
-                                            " bytes of shared memory (planned for " +
-                                            info.device.name + "), but " + device.name + " has " +
-                                            std::to_string(device.on_chip_bytes) +
-                                            "; plan for the device that q lies on");
+    throw Error(ErrorCode::unsupported,
+                "plan: needs " + std::to_string(info.on_chip_bytes) +
+                    " bytes of shared memory (planned for " + info.device.name + "), but " +
+                    device.name + " has " + std::to_string(device.on_chip_bytes) +
+                    "; plan for the device that q lies on");
   }
   return found;
 }
 
 void check_dtype(const char* name, DType dtype) {
   if (dtype == DType::float16 || dtype == DType::bfloat16 || dtype == DType::float32) return;
-  throw Error(ErrorCode::unsupported,
-              std::string(name) + ": " + name_of(dtype) + " is computed by the cpu backend only");
+  throw Error(ErrorCode::unsupported, std::string(name) + ": " + name_of(dtype) +
+                                          " is computed by the cpu backend only");
+}
+
+/// Kernels of the backward pass that are no plan's own: sm80_<what>_<dtype>_d<greatest D>.
+std::span<const Kernel> kernels_beside(const char* what, const host::Problem& p) {
+  const std::int64_t dim = std::max(p.dim, p.dim_v);
+  const char* width = host::row_kernels(p) || dim > 128 ? "256" : dim > 64 ? "128" : "64";
+  const std::string name = std::string("sm80_") + what + "_" + name_of(p.dtype) + "_d" + width;
+  const std::span<const Kernel> found = find_kernels(name);
+  if (found.empty()) {
+    throw Error(ErrorCode::unsupported, "plan: this build has no kernel " + name);
+  }
+  return found;
+}
+
+void launch(std::span<const Kernel> kernels, const host::KernelParams& params, std::int64_t blocks,
+            Stream stream) {
+  if (blocks == 0) return;
+  for (const Kernel& kernel : kernels) {
+    launch(kernel, params, blocks, params.problem.device.index, handle(stream));
+  }
+}
+
+/// dq where no float32 sums of it are kept.
+void launch_dq(host::KernelParams params, Stream stream) {
+  const host::Problem& p = params.problem;
+  const std::span<const Kernel> found = kernels_beside("dq", p);
+  const std::int64_t tile = found.front().tile_q;
+  params.tiles_per_head = host::query_tiles(p, tile);
+  params.heads_in_section = 1;
+  if (p.packed && !host::row_kernels(p)) {
+    ONCHIP_CUDA_CHECK(launch_first_tile(params, tile, false, handle(stream)));
+  }
+  launch(found, params, host::query_blocks(p, tile), stream);
+}
+
+void launch_dbias(const host::KernelParams& params, Stream stream) {
+  const host::BiasShape& shape = params.problem.bias_shape;
+  const std::span<const Kernel> found = kernels_beside("dbias", params.problem);
+  const std::int64_t planes = shape.batch * shape.head;
+  const std::int64_t blocks =
+      host::row_kernels(params.problem)
+          ? host::ceil_div(planes * shape.row * shape.col, found.front().tile_q)
+          : planes * host::ceil_div(shape.row, found.front().tile_q) *
+                host::ceil_div(shape.col, found.front().tile_k);
+  launch(found, params, blocks, stream);
 }
 
 class CudaBackend final : public host::Backend {
@@ -51,17 +99,14 @@ class CudaBackend final : public host::Backend {
   void forward(const detail::PlanImpl& plan, const host::Operands& operands, void* workspace,
                Stream stream) const override {
     const host::Problem& p = plan.problem;
-    const std::int32_t index = p.device.index;
-    const std::span<const Kernel> found = kernels_of(plan, device_caps(index));
+    const std::span<const Kernel> found = kernels_of(plan, device_caps(p.device.index));
     if (p.total_q == 0) return;
     const host::KernelParams params = make_params(plan, operands, workspace);
-    const DeviceGuard guard(index);
+    const DeviceGuard guard(p.device.index);
     if (p.packed) {
-      ONCHIP_CUDA_CHECK(launch_first_tile(params, plan.info.tile_q, handle(stream)));
+      ONCHIP_CUDA_CHECK(launch_first_tile(params, plan.info.tile_q, false, handle(stream)));
     }
-    if (params.blocks > 0) {
-      for (const Kernel& kernel : found) launch(kernel, params, index, handle(stream));
-    }
+    launch(found, params, params.blocks, stream);
     if (params.num_splits > 1) ONCHIP_CUDA_CHECK(launch_combine(params, handle(stream)));
     if (p.packed) ONCHIP_CUDA_CHECK(launch_clear_unused(params, handle(stream)));
   }
@@ -69,21 +114,22 @@ class CudaBackend final : public host::Backend {
   void backward(const detail::PlanImpl& plan, const host::Operands& operands, void* workspace,
                 Stream stream) const override {
     const host::Problem& p = plan.problem;
-    const std::int32_t index = p.device.index;
-    const std::span<const Kernel> found = kernels_of(plan, device_caps(index));
+    const std::span<const Kernel> found = kernels_of(plan, device_caps(p.device.index));
     const host::KernelParams params = make_params(plan, operands, workspace);
-    const DeviceGuard guard(index);
+    const DeviceGuard guard(p.device.index);
     if (p.packed) {
-      ONCHIP_CUDA_CHECK(launch_first_tile(params, plan.info.tile_k, handle(stream)));
+      ONCHIP_CUDA_CHECK(launch_first_tile(params, plan.info.tile_k, true, handle(stream)));
     }
     if (p.total_q > 0) ONCHIP_CUDA_CHECK(launch_prepare_rows(params, handle(stream)));
-    if (params.blocks > 0) {
-      for (const Kernel& kernel : found) launch(kernel, params, index, handle(stream));
+    launch(found, params, params.blocks, stream);
+    if (params.dq_sum != nullptr && p.total_q > 0) {
+      ONCHIP_CUDA_CHECK(launch_finish_dq(params, handle(stream)));
+    } else if (params.dq_sum == nullptr) {
+      launch_dq(params, stream);
     }
-    if (p.total_q > 0) ONCHIP_CUDA_CHECK(launch_finish_dq(params, handle(stream)));
-    if (p.packed && p.total_k > 0) {
-      ONCHIP_CUDA_CHECK(launch_clear_unused(params, handle(stream)));
-    }
+    if (p.has_dbias) launch_dbias(params, stream);
+    if (p.has_dsinks) ONCHIP_CUDA_CHECK(launch_sink_gradient(params, handle(stream)));
+    if (p.packed) ONCHIP_CUDA_CHECK(launch_clear_unused(params, handle(stream)));
   }
 
   void merge_states(const host::MergeProblem& p, std::span<const host::MergePart> parts, void* out,

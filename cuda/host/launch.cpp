@@ -33,11 +33,11 @@ std::span<const Kernel> find_kernels(std::string_view name) {
   return {first, last};
 }
 
-void launch(const Kernel& kernel, const host::KernelParams& params, std::int32_t device,
-            cudaStream_t stream) {
+void launch(const Kernel& kernel, const host::KernelParams& params, std::int64_t blocks,
+            std::int32_t device, cudaStream_t stream) {
   allow_shared_memory(kernel, device);
   void* arguments[] = {const_cast<host::KernelParams*>(&params)};
-  ONCHIP_CUDA_CHECK(cudaLaunchKernel(kernel.function, dim3(static_cast<unsigned>(params.blocks)),
+  ONCHIP_CUDA_CHECK(cudaLaunchKernel(kernel.function, dim3(static_cast<unsigned>(blocks)),
                                      dim3(static_cast<unsigned>(kernel.threads)), arguments,
                                      static_cast<std::size_t>(kernel.shared_bytes), stream));
 }

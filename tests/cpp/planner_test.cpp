@@ -102,6 +102,12 @@ std::vector<DeviceInfo> all_devices() {
   return devices;
 }
 
+/// One tile of keys of the wide backward kernels is more shared memory than small devices have.
+bool is_too_wide(const Problem& p, const DeviceInfo& d) {
+  return d.type == DeviceType::cuda && p.pass == Pass::backward && size_of(p.dtype) == 2 &&
+         std::max(p.dim, p.dim_v) > 128 && d.on_chip_bytes < 128 * 1024;
+}
+
 void for_random_plans(
     const std::function<void(const Problem&, const DeviceInfo&, const PlanInfo&)>& check) {
   std::mt19937_64 random(7);
@@ -110,6 +116,7 @@ void for_random_plans(
     const Problem problem = random_problem(random);
     const DeviceInfo& info = devices[static_cast<std::size_t>(round) % devices.size()];
     SCOPED_TRACE(info.name + ", round " + std::to_string(round));
+    if (is_too_wide(problem, info)) continue;
     check(problem, info, make_plan(problem, info));
     if (testing::Test::HasFatalFailure()) return;
   }
@@ -189,8 +196,8 @@ TEST(Tiles, SharedMemoryIsTheSumOfTheBuffers) {
   EXPECT_EQ(sm90(kBwd, 64, 64, kDense), 196608 + 2 * 128 * 8);
   EXPECT_EQ(sm90(kBwd, 128, 128, kDense), 229376 + 2 * 80 * 8);
   EXPECT_EQ(bytes("sm80", kFwd, 2, 128, 128, kDense, 101376), 98304);
-  EXPECT_EQ(bytes("sm80", kBwd, 2, 64, 64, kDense, 166912), 147456 + 2 * 128 * 8);
-  EXPECT_EQ(bytes("sm80", kFwd, 4, 128, 128, kDense, 166912), 163840);
+  EXPECT_EQ(bytes("sm80", kBwd, 2, 64, 64, kDense, 166912), 81920 + 2 * 64 * 8);
+  EXPECT_EQ(bytes("sm80", kFwd, 4, 128, 128, kDense, 166912), 0);
 }
 
 TEST(Planner, PicksTheFamilyByDevice) {
@@ -207,7 +214,7 @@ TEST(Planner, PicksTheFamilyByDevice) {
   const PlanInfo wide =
       make_plan(backward_of(dense(2, 16, 16, 1024, 1024, 80, DType::float32)), device("H100"));
   EXPECT_EQ(wide.backend, "sm80");
-  EXPECT_EQ(wide.kernel, "sm80_bwd_float32_d96");
+  EXPECT_EQ(wide.kernel, "sm80_bwd_float32_d256");
   DeviceInfo limited = device("H200");
   limited.family = 80;  // the newest kernels of the build that reads this device
   EXPECT_EQ(make_plan(p, limited).kernel, "sm80_fwd_bfloat16_d128");
@@ -250,8 +257,8 @@ TEST(Planner, TheBoundOfPackedTilesHolds) {
       p.total_q += rows;
       tiles += rows < tile ? (rows * group + tile - 1) / tile : (rows + tile - 1) / tile * group;
     }
-    ASSERT_LE(tiles, tiles_per_head(p, tile)) << "round " << round;
-    ASSERT_LE(tiles_per_head(p, tile), p.total_q * group / tile * 2 + batch);
+    ASSERT_LE(tiles, query_tiles(p, tile)) << "round " << round;
+    ASSERT_LE(query_tiles(p, tile), p.total_q * group / tile * 2 + batch);
   }
 }
 
@@ -319,6 +326,10 @@ TEST(Planner, NeverExceedsTheBudgetOfAnyDevice) {
               p.dim_v = dim_v;
               if (masks != kDense) p.window_right = 0;
               if (masks == kAny) p.window_left = 10;
+              if (is_too_wide(p, d)) {
+                ASSERT_NE(plan_error(p, d).find("no tile fits"), std::string::npos) << name;
+                continue;
+              }
               const PlanInfo info = make_plan(p, d);
               ASSERT_LE(info.on_chip_bytes, d.on_chip_bytes) << name << ' ' << info.kernel;
               const TileRow* row = tile_of(p, info);

@@ -41,7 +41,7 @@ GpuWorkspace gpu_workspace(const Problem& p, std::int64_t num_splits) {
   } else {
     w.delta = layout.take({p.total_q, p.heads_q, kFloatBytes});
     w.lse2 = layout.take({p.total_q, p.heads_q, kFloatBytes});
-    if (!p.deterministic) w.dq_sum = layout.take({p.total_q, p.heads_q, p.dim, kFloatBytes});
+    if (!p.deterministic && !row_kernels(p)) w.dq_sum = layout.take({p.total_q, p.heads_q, p.dim, kFloatBytes});
   }
   w.bytes = layout.used();
   return w;
@@ -52,24 +52,34 @@ bool needs_full(const Problem& p) {
          p.scale <= 0;
 }
 
-std::int64_t tiles_per_head(const Problem& p, std::int64_t tile) {
-  const bool forward = p.pass == Pass::forward;
+bool row_kernels(const Problem& p) { return p.dtype == DType::float32; }
+
+std::int64_t query_tiles(const Problem& p, std::int64_t tile) {
   // Heads of a group share the tiles of a sequence shorter than a tile; else each has its own.
-  const std::int64_t group = forward ? p.heads_q / p.heads_kv : 1;
+  const std::int64_t group = p.heads_q / p.heads_kv;
   if (!p.packed) {
-    const std::int64_t rows = forward ? p.seqlen_q : p.seqlen_k;
-    return rows < tile ? ceil_div(product({rows, group}), tile)
-                       : product({ceil_div(rows, tile), group});
+    return p.seqlen_q < tile ? ceil_div(product({p.seqlen_q, group}), tile)
+                             : product({ceil_div(p.seqlen_q, tile), group});
   }
-  const std::int64_t total = forward ? p.total_q : p.total_k;
-  const std::int64_t longer = std::min(p.batch, total / tile);  // sequences of a tile or more
-  return (product({total, group}) + product({longer, group, tile - 1}) +
+  const std::int64_t longer = std::min(p.batch, p.total_q / tile);  // sequences of a tile or more
+  return (product({p.total_q, group}) + product({longer, group, tile - 1}) +
           product({p.batch - longer, tile - 1})) /
          tile;
 }
 
-std::int64_t gpu_blocks(const Problem& p, std::int64_t tile) {
-  return product({tiles_per_head(p, tile), p.heads_kv, p.packed ? 1 : p.batch});
+std::int64_t key_tiles(const Problem& p, std::int64_t tile) {
+  if (!p.packed) return ceil_div(p.seqlen_k, tile);
+  return (p.total_k + product({p.batch, tile - 1})) / tile;
+}
+
+std::int64_t query_blocks(const Problem& p, std::int64_t tile) {
+  if (row_kernels(p)) return ceil_div(product({p.total_q, p.heads_q}), tile);
+  return product({query_tiles(p, tile), p.heads_kv, p.packed ? 1 : p.batch});
+}
+
+std::int64_t key_blocks(const Problem& p, std::int64_t tile) {
+  if (row_kernels(p)) return ceil_div(product({p.total_k, p.heads_kv}), tile);
+  return product({key_tiles(p, tile), p.heads_kv, p.packed ? 1 : p.batch});
 }
 
 }  // namespace onchip::host

@@ -26,11 +26,17 @@ GpuWorkspace gpu_workspace(const Problem& problem, std::int64_t num_splits);
 /// not positive keeps the greatest product from being the greatest score.
 bool needs_full(const Problem& problem);
 
-/// Tiles of query rows (forward) or of keys (backward) of one KV head: of one sequence when dense,
-/// over all sequences at most when packed, where lengths are known on the device only.
-std::int64_t tiles_per_head(const Problem& problem, std::int64_t tile);
+/// Whether the kernels are those of float32: a warp a row instead of tiles.
+bool row_kernels(const Problem& problem);
 
-/// Tiles of all heads and sequences: blocks of a launch without splits.
-std::int64_t gpu_blocks(const Problem& problem, std::int64_t tile);
+/// Tiles of query rows, or of keys, of one KV head: of one sequence when dense, over all sequences
+/// at most when packed, where lengths are known on the device only.
+std::int64_t query_tiles(const Problem& problem, std::int64_t tile);
+std::int64_t key_tiles(const Problem& problem, std::int64_t tile);
+
+/// Blocks without splits that sweep the queries (forward, dq) or the keys (backward): a tile each,
+/// or `tile` rows each where a warp computes a row.
+std::int64_t query_blocks(const Problem& problem, std::int64_t tile);
+std::int64_t key_blocks(const Problem& problem, std::int64_t tile);
 
 }  // namespace onchip::host

@@ -69,7 +69,7 @@ std::string kernel_name(const TileRow& row, const Problem& p) {
   name.append("_d").append(std::to_string(row.dim));
   if (row.dim_v != row.dim) name.append("_").append(std::to_string(row.dim_v));
   name += row.suffix;
-  if (row.family == "sm80" && needs_full(p)) name += "_full";
+  if (row.family == "sm80" && !row_kernels(p) && needs_full(p)) name += "_full";
   return name;
 }
 
@@ -112,7 +112,7 @@ void choose_splits(const Problem& p, PlanInfo& info) {
       // A window on the left already bounds the keys of a tile.
       splits = p.window_left >= 0
                    ? 1
-                   : filling_splits(gpu_blocks(p, info.tile_q), key_tiles, info.device.units);
+                   : filling_splits(query_blocks(p, info.tile_q), key_tiles, info.device.units);
     }
     const std::int64_t tiles_of_part = ceil_div(key_tiles, std::min(splits, key_tiles));
     info.split_size = std::min(tiles_of_part * info.tile_k, p.seqlen_k);
@@ -123,7 +123,8 @@ void choose_splits(const Problem& p, PlanInfo& info) {
 std::int64_t choose_grid(const Problem& p, const PlanInfo& info) {
   const bool forward = p.pass == Pass::forward;
   const std::int64_t blocks =
-      product({gpu_blocks(p, forward ? info.tile_q : info.tile_k), info.num_splits});
+      product({forward ? query_blocks(p, info.tile_q) : key_blocks(p, info.tile_k),
+               info.num_splits});
   if (blocks > kMaxGrid) {
     unsupported("q: the launch needs " + std::to_string(blocks) +
                 " blocks, a grid holds 2^31 - 1; split the batch");

@@ -4,6 +4,7 @@
 // Tiles of the CPU come from plan_cpu (cpu_plan.hpp), which sizes them by the cache.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <string_view>
@@ -64,32 +65,15 @@ inline constexpr std::array kTiles = {
     TileRow{"sm80", kFwd, 2, 128, 128, kAny, 128, 64, 2, 4, 0, 0, 0, 0, ""},
     TileRow{"sm80", kFwd, 2, 256, 256, kAny, 128, 64, 2, 8, 0, 0, 0, 0, ""},
     TileRow{"sm80", kFwd, 2, 256, 256, kAny, 64, 32, 2, 4, 0, 0, 0, 0, "_small"},
-    TileRow{"sm80", kBwd, 2, 64, 64, kAny, 128, 128, 2, 8, 1, 1, 1, 0, ""},
-    TileRow{"sm80", kBwd, 2, 64, 64, kAny, 64, 128, 2, 8, 1, 1, 1, 0, "_small"},
-    TileRow{"sm80", kBwd, 2, 96, 96, kAny, 64, 128, 2, 8, 1, 1, 1, 0, ""},
-    TileRow{"sm80", kBwd, 2, 96, 96, kAny, 64, 64, 2, 8, 1, 1, 1, 0, "_small"},
-    TileRow{"sm80", kBwd, 2, 128, 128, kAny, 64, 128, 2, 8, 1, 1, 1, 0, ""},
-    TileRow{"sm80", kBwd, 2, 128, 128, kAny, 64, 64, 2, 8, 1, 1, 1, 0, "_small"},
-    TileRow{"sm80", kBwd, 2, 192, 192, kAny, 64, 64, 2, 8, 1, 1, 1, 0, ""},
-    TileRow{"sm80", kBwd, 2, 192, 192, kAny, 32, 64, 2, 8, 1, 1, 1, 0, "_small"},
-    TileRow{"sm80", kBwd, 2, 256, 256, kAny, 64, 64, 1, 8, 1, 1, 1, 0, ""},
-    TileRow{"sm80", kBwd, 2, 256, 256, kAny, 32, 32, 2, 8, 1, 1, 1, 0, "_small"},
+    TileRow{"sm80", kBwd, 2, 64, 64, kAny, 64, 128, 2, 4, 0, 2, 1, 0, ""},
+    TileRow{"sm80", kBwd, 2, 128, 128, kAny, 64, 128, 2, 8, 0, 2, 1, 0, ""},
+    TileRow{"sm80", kBwd, 2, 128, 128, kAny, 64, 64, 1, 4, 0, 1, 1, 0, "_small"},
+    TileRow{"sm80", kBwd, 2, 256, 256, kAny, 64, 128, 1, 8, 0, 1, 1, 0, ""},
+    TileRow{"sm80", kBwd, 2, 256, 256, kAny, 64, 64, 1, 4, 0, 1, 1, 0, "_small"},
 
-    TileRow{"sm80", kFwd, 4, 64, 64, kAny, 64, 64, 2, 4, 0, 0, 0, 0, ""},
-    TileRow{"sm80", kFwd, 4, 96, 96, kAny, 64, 64, 1, 4, 0, 0, 0, 0, ""},
-    TileRow{"sm80", kFwd, 4, 128, 128, kAny, 64, 64, 2, 4, 0, 0, 0, 0, ""},
-    TileRow{"sm80", kFwd, 4, 128, 128, kAny, 64, 64, 1, 4, 0, 0, 0, 0, "_small"},
-    TileRow{"sm80", kFwd, 4, 192, 192, kAny, 64, 32, 1, 4, 0, 0, 0, 0, ""},
-    TileRow{"sm80", kFwd, 4, 256, 256, kAny, 64, 32, 1, 4, 0, 0, 0, 0, ""},
-    TileRow{"sm80", kFwd, 4, 256, 256, kAny, 32, 32, 1, 4, 0, 0, 0, 0, "_small"},
-    TileRow{"sm80", kBwd, 4, 64, 64, kAny, 64, 64, 1, 8, 1, 1, 1, 0, ""},
-    TileRow{"sm80", kBwd, 4, 96, 96, kAny, 64, 32, 1, 8, 1, 1, 1, 0, ""},
-    TileRow{"sm80", kBwd, 4, 128, 128, kAny, 64, 64, 1, 8, 1, 1, 1, 0, ""},
-    TileRow{"sm80", kBwd, 4, 128, 128, kAny, 32, 32, 1, 8, 1, 1, 1, 0, "_small"},
-    TileRow{"sm80", kBwd, 4, 192, 192, kAny, 32, 32, 1, 8, 1, 1, 1, 0, ""},
-    TileRow{"sm80", kBwd, 4, 192, 192, kAny, 16, 32, 1, 4, 1, 1, 1, 0, "_small"},
-    TileRow{"sm80", kBwd, 4, 256, 256, kAny, 32, 32, 1, 8, 1, 1, 1, 0, ""},
-    TileRow{"sm80", kBwd, 4, 256, 256, kAny, 16, 16, 1, 4, 1, 1, 1, 0, "_small"},
+    // A warp computes a row, or a key: nothing is kept in shared memory.
+    TileRow{"sm80", kFwd, 4, 256, 256, kAny, 8, 1, 0, 8, 0, 0, 0, 0, ""},
+    TileRow{"sm80", kBwd, 4, 256, 256, kAny, 1, 8, 0, 8, 0, 0, 0, 0, ""},
 };
 // clang-format on
 
@@ -105,9 +89,9 @@ struct OnChipPart {
 constexpr std::array<OnChipPart, 9> on_chip_parts(const TileRow& row) {
   const std::int64_t e = row.element_bytes, br = row.tile_q, bc = row.tile_k;
   const bool backward = row.pass == Pass::backward;
-  const std::int64_t kv = backward ? 1 : row.stages;
+  const std::int64_t kv = backward ? std::min(row.stages, 1) : row.stages;
   return {{
-      {"Q", backward ? row.stages : 1, br * row.dim * e},
+      {"Q", backward ? row.stages : std::min(row.stages, 1), br * row.dim * e},
       {"K", kv, bc * row.dim * e},
       {"V", kv, bc * row.dim_v * e},
       {"P", row.p, br * bc * e},
