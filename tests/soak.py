@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent / "python"))
 import library
 from casefile import Case
 from comparison import expect_right, worst_error
-from kinds import KINDS
+from kinds import GPU_KINDS, KINDS
 from problems import RandomChoices, random_case
 
 
@@ -37,15 +37,19 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first problem")
     parser.add_argument("--longest", type=int, default=200, help="longest sequence (default: 200)")
     parser.add_argument(
-        "--kind", choices=sorted(KINDS), action="append", help="kinds of array (default: NumPy's)"
+        "--kind",
+        choices=sorted(KINDS | GPU_KINDS),
+        action="append",
+        help="kinds of array (default: NumPy's)",
     )
     args = parser.parse_args()
     kinds = args.kind or [name for name in sorted(KINDS) if name.startswith("numpy-")]
     failed, worst, start = 0, 0.0, time.perf_counter()
     for number in range(args.first, args.first + args.problems):
         rng = np.random.default_rng((args.seed, number))
-        case = random_case(RandomChoices(rng), rng, args.longest)
-        kind = KINDS[kinds[number % len(kinds)]]()
+        name = kinds[number % len(kinds)]
+        case = random_case(RandomChoices(rng), rng, args.longest, name in GPU_KINDS)
+        kind = (KINDS | GPU_KINDS)[name]()
         try:
             got = library.results(case, kind)
             if kind.dtype == "float32":
@@ -53,7 +57,7 @@ def main() -> int:
             expect_right(case, got, kind.dtype)
         except Exception as fault:
             failed += 1
-            print(f"problem {number} {kinds[number % len(kinds)]}: {describe(case)}\n  {fault}")
+            print(f"problem {number} {name}: {describe(case)}\n  {fault}")
     seconds = time.perf_counter() - start
     print(
         f"soak: {args.problems} problems, {failed} failed, seed {args.seed}, "

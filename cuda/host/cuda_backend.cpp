@@ -24,25 +24,25 @@ std::span<const Kernel> kernels_of(const detail::PlanImpl& plan, const DeviceInf
   const PlanInfo& info = plan.info;
   const std::span<const Kernel> found = find_kernels(info.kernel);
   if (found.empty()) {
-    throw Error(ErrorCode::unsupported,
-                "plan: this build has no kernel " + info.kernel + " (planned for " +
-                    info.device.name + "); plan for the device that q lies on, or use the cpu "
-                    "backend");
+    throw Error(ErrorCode::unsupported, "plan: this build has no kernel " + info.kernel +
+                                            " (planned for " + info.device.name +
+                                            "); plan for the device that q lies on, or use the cpu "
+                                            "backend");
   }
   if (info.on_chip_bytes > device.on_chip_bytes) {
-    throw Error(ErrorCode::unsupported,
-                "plan: needs " + std::to_string(info.on_chip_bytes) +
-                    " bytes of shared memory (planned for " + info.device.name + "), but " +
-                    device.name + " has " + std::to_string(device.on_chip_bytes) +
-                    "; plan for the device that q lies on");
+    throw Error(ErrorCode::unsupported, "plan: needs " + std::to_string(info.on_chip_bytes) +
+                                            " bytes of shared memory (planned for " +
+                                            info.device.name + "), but " + device.name + " has " +
+                                            std::to_string(device.on_chip_bytes) +
+                                            "; plan for the device that q lies on");
   }
   return found;
 }
 
 void check_dtype(const char* name, DType dtype) {
   if (dtype == DType::float16 || dtype == DType::bfloat16 || dtype == DType::float32) return;
-  throw Error(ErrorCode::unsupported, std::string(name) + ": " + name_of(dtype) +
-                                          " is computed by the cpu backend only");
+  throw Error(ErrorCode::unsupported,
+              std::string(name) + ": " + name_of(dtype) + " is computed by the cpu backend only");
 }
 
 /// Kernels of the backward pass that are no plan's own: sm80_<what>_<dtype>_d<greatest D>.

@@ -9,7 +9,7 @@
 namespace onchip::cuda {
 namespace {
 
-constexpr std::int64_t kAlignedBytes = 16;               // of one copy
+constexpr std::int64_t kAlignedBytes = 16;                      // of one copy
 constexpr std::int64_t kSectionBytes = std::int64_t{24} << 20;  // half of Hopper's L2
 
 /// A tensor of rows, and the extents beyond which its strides are not used.
@@ -73,8 +73,8 @@ host::KernelParams make_params(const detail::PlanImpl& plan, const host::Operand
   params.problem = p;
   params.operands = operands;
   params.blocks = info.grid;
-  params.tiles_per_head = p.pass == Pass::forward ? host::query_tiles(p, info.tile_q)
-                                                  : host::key_tiles(p, info.tile_k);
+  params.tiles_per_head =
+      p.pass == Pass::forward ? host::query_tiles(p, info.tile_q) : host::key_tiles(p, info.tile_k);
   params.heads_in_section = heads_in_section(p);
   params.num_splits = info.num_splits;
   params.split_size = info.split_size;

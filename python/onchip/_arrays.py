@@ -148,7 +148,8 @@ class CuPy(Family):
         held = None
         if x.dtype.kind == "V" and x.dtype.name == "bfloat16":
             x, held = x.view("uint16"), "bfloat16"
-        return _core.Tensor(name, x.__dlpack__(stream=stream), None, held)
+        # The launch goes to CuPy's own current stream: no order has to be made (-1).
+        return _core.Tensor(name, x.__dlpack__(stream=-1), None, held)
 
     def empty(self, like: Any, shape: Sequence[int], dtype: str) -> Any:
         with like.device:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -113,6 +114,40 @@ def _dlpack(dtype: str) -> Kind:
         dtype_of=lambda x: str(np.from_dlpack(x).dtype),
     )
 
+
+def _torch_cuda(dtype: str) -> Kind:
+    torch = pytest.importorskip("torch")
+    host = _torch(dtype)
+    return dataclasses.replace(
+        host,
+        make=lambda x: host.make(x).cuda(),
+        make_stats=lambda x: host.make_stats(x).cuda(),
+        make_int=lambda x: torch.from_numpy(x.astype(np.int32)).cuda(),
+        back=lambda x: x.detach().double().cpu().numpy(),
+    )
+
+
+def _cupy(dtype: str) -> Kind:
+    cupy = pytest.importorskip("cupy")
+    return Kind(
+        dtype=dtype,
+        cls=cupy.ndarray,
+        make=lambda x: cupy.asarray(x.astype(dtype)),
+        make_stats=lambda x: cupy.asarray(x.astype(np.float32)),
+        make_int=lambda x: cupy.asarray(x.astype(np.int32)),
+        back=lambda x: cupy.asnumpy(x).astype(np.float64),
+        address=lambda x: int(x.data.ptr),
+        dtype_of=lambda x: str(x.dtype),
+    )
+
+
+GPU_KINDS: dict[str, Callable[[], Kind]] = {
+    "cupy-float16": lambda: _cupy("float16"),
+    "cupy-float32": lambda: _cupy("float32"),
+    "torch-cuda-bfloat16": lambda: _torch_cuda("bfloat16"),
+    "torch-cuda-float16": lambda: _torch_cuda("float16"),
+    "torch-cuda-float32": lambda: _torch_cuda("float32"),
+}
 
 KINDS: dict[str, Callable[[], Kind]] = {
     "dlpack-float32": lambda: _dlpack("float32"),

@@ -48,14 +48,17 @@ def eighths(rng: np.random.Generator, *shape: int) -> Array:
 
 
 class _Builder:
-    def __init__(self, choices: Choices, rng: np.random.Generator, longest: int) -> None:
+    def __init__(
+        self, choices: Choices, rng: np.random.Generator, longest: int, gpu: bool = False
+    ) -> None:
         self.c, self.rng, self.longest = choices, rng, longest
         self.op = choices.pick(["dense", "dense", "varlen", "paged"])
         self.batch = choices.integer(0, 3)
         self.heads_kv = choices.integer(1, 2)
         self.heads = self.heads_kv * choices.integer(1, 3)
-        self.dim = choices.pick([1, 3, 8, 16, 40, 64, 129])
-        self.dim_v = choices.pick([self.dim, self.dim, 5, 32])
+        # GPUs take multiples of 8.
+        self.dim = choices.pick([8, 16, 40, 64, 96, 136] if gpu else [1, 3, 8, 16, 40, 64, 129])
+        self.dim_v = choices.pick([self.dim, self.dim, 8 if gpu else 5, 32])
         self.inputs: dict[str, Array] = {}
         self.options: dict[str, Any] = {}
 
@@ -165,8 +168,10 @@ class _Builder:
             self.inputs["bias"] = bias
 
 
-def random_case(choices: Choices, rng: np.random.Generator, longest: int = 40) -> Case:
-    return _Builder(choices, rng, longest).build()
+def random_case(
+    choices: Choices, rng: np.random.Generator, longest: int = 40, gpu: bool = False
+) -> Case:
+    return _Builder(choices, rng, longest, gpu).build()
 
 
 def awkward(x: Array, rng: np.random.Generator, rubbish: float) -> Array:

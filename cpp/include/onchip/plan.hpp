@@ -34,7 +34,8 @@ struct DeviceInfo {
   std::int32_t family = 0;
 };
 
-/// Facts of a device by name: "cpu" (this machine) or one of `known_devices()`, in any case.
+/// Facts of a device by name: "cpu" or "cuda:<index>" of this machine, or one of
+/// `known_devices()`, in any case.
 /// Throws `Error` (invalid_argument) that lists the known names.
 ONCHIP_API DeviceInfo device_info(std::string_view name);
 

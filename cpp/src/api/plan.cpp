@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 
 #include "host/backend.hpp"
 #include "host/devices.hpp"
@@ -26,6 +27,15 @@ DeviceInfo device_info(std::string_view name) {
     DeviceInfo info = host::backend_for(DeviceType::cpu).device(0);
     info.units = num_threads();
     return info;
+  }
+  if (lower == "cuda") return host::backend_for(DeviceType::cuda, "device").device(0);
+  if (lower.starts_with("cuda:")) {
+    std::int32_t index = 0;
+    const char* end = lower.data() + lower.size();
+    const auto [stop, fault] = std::from_chars(lower.data() + 5, end, index);
+    if (fault == std::errc() && stop == end) {
+      return host::backend_for(DeviceType::cuda, "device").device(index);
+    }
   }
   if (const DeviceInfo* named = host::find_named_device(name)) return *named;
   std::string known = "cpu";

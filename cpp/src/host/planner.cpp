@@ -122,9 +122,8 @@ void choose_splits(const Problem& p, PlanInfo& info) {
 
 std::int64_t choose_grid(const Problem& p, const PlanInfo& info) {
   const bool forward = p.pass == Pass::forward;
-  const std::int64_t blocks =
-      product({forward ? query_blocks(p, info.tile_q) : key_blocks(p, info.tile_k),
-               info.num_splits});
+  const std::int64_t blocks = product(
+      {forward ? query_blocks(p, info.tile_q) : key_blocks(p, info.tile_k), info.num_splits});
   if (blocks > kMaxGrid) {
     unsupported("q: the launch needs " + std::to_string(blocks) +
                 " blocks, a grid holds 2^31 - 1; split the batch");
