@@ -11,6 +11,9 @@ namespace onchip::host {
 
 const Backend& backend_for(DeviceType type, const char* argument) {
   if (type == DeviceType::cpu) return cpu::cpu_backend();
+#ifdef ONCHIP_HAS_CUDA
+  if (type == DeviceType::cuda) return cuda::cuda_backend();
+#endif
   refuse(argument,
          "lies on a CUDA device, but this build has no CUDA backend; it computes on the CPU only");
 }
