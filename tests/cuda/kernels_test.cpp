@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// The instances of this build against the planner's table. Needs no GPU.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+
+#include "common/kernel.hpp"
+#include "host/plan_impl.hpp"
+#include "host/tiles.hpp"
+
+namespace onchip {
+namespace {
+
+TEST(Kernels, AreThoseOfThePlannersTable) {
+  for (const host::TileRow& row : host::kTiles) {
+    if (row.family != "sm80") continue;
+    const bool single = row.element_bytes == 4;
+    for (const char* dtype : {"float16", "bfloat16", "float32"}) {
+      if ((std::string(dtype) == "float32") != single) continue;
+      for (const char* full : {"", "_full"}) {
+        if (single && *full != 0) continue;
+        const std::string name = std::string(row.pass == Pass::forward ? "sm80_fwd_" : "sm80_bwd_") +
+                                 dtype + "_d" + std::to_string(row.dim) + std::string(row.suffix) +
+                                 full;
+        int found = 0;
+        int shared = 0;
+        for (const cuda::Kernel& kernel : cuda::kernels()) {
+          if (kernel.name != name) continue;
+          ++found;
+          shared = std::max(shared, kernel.shared_bytes);
+          EXPECT_EQ(kernel.threads, 32 * row.warps) << name;
+          if (single) continue;
+          EXPECT_EQ(kernel.tile_q, row.tile_q) << name;
+          EXPECT_EQ(kernel.tile_k, row.tile_k) << name;
+        }
+        EXPECT_GE(found, 1) << name;
+        EXPECT_EQ(shared, host::on_chip_bytes(row)) << name;
+      }
+    }
+  }
+}
+
+TEST(Kernels, ThoseOfOneNameStandSideBySide) {
+  const auto all = cuda::kernels();
+  for (std::size_t n = 0; n < all.size(); ++n) {
+    for (std::size_t m = n + 2; m < all.size(); ++m) {
+      if (std::string(all[n].name) == all[m].name) {
+        EXPECT_STREQ(all[m - 1].name, all[m].name);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace onchip
