@@ -266,12 +266,13 @@ __device__ __forceinline__ void forward_tile(const host::KernelParams& params,
   const std::uint32_t k = q + T::kQBytes;
   const std::uint32_t v = k + T::kStages * T::kStageBytes;
   const host::Sequence& s = work.sequence;
-  const TileKeys keys = keys_of(p, work);
+  TileKeys keys = keys_of(p, work);
   const int part_lo = params.num_splits == 1 ? 0 : static_cast<int>(work.split * params.split_size);
   const int part_hi =
       params.num_splits == 1
           ? keys.hi
           : static_cast<int>(std::min<std::int64_t>(keys.hi, part_lo + params.split_size));
+  keys.k_len = part_hi;  // a part's last block hides the keys of the next part
   // Blocks count from the part's first key, so that a row's bits do not depend on its tile.
   const int first = (max(keys.lo, part_lo) - part_lo) / T::kBc;
   const int last = (part_hi - part_lo + T::kBc - 1) / T::kBc - 1;
