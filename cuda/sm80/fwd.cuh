@@ -173,20 +173,28 @@ __device__ __forceinline__ void apply_options(const host::KernelParams& params,
   }
 }
 
-/// Weights that dropout drops become 0, after the sum: lse is that without dropout.
+/// Weights that dropout drops become 0, after the sum: lse is that without dropout. A block whose
+/// first key is no multiple of 8 (an odd split) draws key by key.
 template <class T>
 __device__ __forceinline__ void drop_weights(const host::KernelParams& params,
                                              const QueryWork& work, int j0, Scores<T>& scores) {
+  const int pair = static_cast<int>(threadIdx.x) % 4;
 #pragma unroll
   for (int r = 0; r < T::kRows; ++r) {
     const RowOptions row(params, work, row_of<T>(r));
 #pragma unroll
     for (int n = 0; n < T::kBc / 8; ++n) {
-      const std::uint32_t word =
-          dropout_word(params, row, j0 / 8 + n, static_cast<int>(threadIdx.x) % 4);
       float* s = scores.s[r / 2][n] + r % 2 * 2;
+      const int j = j0 + 8 * n + 2 * pair;
+      std::uint32_t word = dropout_word(params, row, j / 8, j % 8 / 2);
+      std::uint32_t next = word;
+      if (j0 % 8 != 0) {
+        word = j % 2 == 0 ? word : word >> 16;
+        next = dropout_word(params, row, (j + 1) / 8, (j + 1) % 8 / 2);
+        next = j % 2 == 0 ? next : next << 16;
+      }
       if ((word & 0xffffU) < params.dropout_threshold) s[0] = 0.0F;
-      if (word >> 16 < params.dropout_threshold) s[1] = 0.0F;
+      if (next >> 16 < params.dropout_threshold) s[1] = 0.0F;
     }
   }
 }
