@@ -155,6 +155,18 @@ const std::vector<Bad>& planning_table() {
       {Kind::dense, kForward, "lse", "2^62 bytes", [](Attention& a) { a.lse.stride[0] = kMin; }},
       {Kind::packed, kForward, "cu_seqlens_q", "2^62 bytes",
        [](Attention& a) { a.cu_seqlens_q.shape[0] = kHuge; }},
+      {Kind::packed, kForward, "cu_seqlens_q", "2^48 sequences",
+       [](Attention& a) {
+         a.cu_seqlens_q.shape[0] = std::int64_t{1} << 48;
+         a.cu_seqlens_q.stride[0] = 0;
+       }},
+      {Kind::packed, kForward, "split_size", "2^48",
+       [](Attention& a) {
+         a.cu_seqlens_q.shape[0] = a.cu_seqlens_k.shape[0] = (std::int64_t{1} << 45) + 1;
+         a.cu_seqlens_q.stride[0] = a.cu_seqlens_k.stride[0] = 0;
+         a.seqused_q = a.seqused_k = a.bias = {};
+         a.options.split_size = 1;
+       }},
       {Kind::paged, kForward, "block_table", "2^48 keys",
        [](Attention& a) {
          a.block_table.shape[1] = std::int64_t{1} << 46;
@@ -164,7 +176,7 @@ const std::vector<Bad>& planning_table() {
       {Kind::dense, kForward, "q", "dtype is int32",
        [](Attention& a) { a.q.dtype = DType::int32; }},
       {Kind::dense, kForward, "q", "dtype is none", [](Attention& a) { a.q.dtype = DType::none; }},
-      {Kind::dense, kForward, "q", "expected float32, float16, bfloat16 or float64",
+      {Kind::dense, kForward, "q", "dtype is 77, expected float32, float16, bfloat16 or float64",
        [](Attention& a) { a.q.dtype = static_cast<DType>(77); }},
       {Kind::dense, kForward, "k", "dtype is float16, expected float32",
        [](Attention& a) { a.k.dtype = DType::float16; }},
@@ -221,6 +233,8 @@ const std::vector<Bad>& planning_table() {
        [](Attention& a) {
          a.cu_seqlens_q.device = {DeviceType::cuda, 0};
        }},
+      {Kind::dense, kForward, "v", "lies on CPU 3, expected the CPU as q",
+       [](Attention& a) { a.v.device.index = 3; }},
       {Kind::dense, kForward, "q", "device type is 7",
        [](Attention& a) { a.q.device.type = static_cast<DeviceType>(7); }},
       // Options.

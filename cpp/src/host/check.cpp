@@ -22,7 +22,14 @@ std::string strides_text(const TensorView& view) {
 }
 
 std::string device_text(const Device& device) {
-  return device.type == DeviceType::cpu ? "the CPU" : "CUDA device " + std::to_string(device.index);
+  if (device.type == DeviceType::cpu && device.index == 0) return "the CPU";
+  return (device.type == DeviceType::cpu ? "CPU " : "CUDA device ") + std::to_string(device.index);
+}
+
+/// C callers pass any number.
+std::string dtype_text(DType dtype) {
+  const bool known = size_of(dtype) > 0 || dtype == DType::none;
+  return known ? name_of(dtype) : std::to_string(static_cast<std::int32_t>(dtype));
 }
 
 /// The memory of a tensor with elements.
@@ -115,8 +122,8 @@ void check_shape(const char* name, const TensorView& view,
 
 void check_dtype(const char* name, const TensorView& view, DType expected, const char* because) {
   if (view.dtype == expected) return;
-  reject(name, "dtype is " + std::string(name_of(view.dtype)) + ", expected " + name_of(expected) +
-                   " (" + because + ")");
+  reject(name, "dtype is " + dtype_text(view.dtype) + ", expected " + name_of(expected) + " (" +
+                   because + ")");
 }
 
 void check_floating(const char* name, const TensorView& view) {
@@ -127,8 +134,8 @@ void check_floating(const char* name, const TensorView& view) {
     case DType::bfloat16: return;
     default: break;
   }
-  reject(name, "dtype is " + std::string(name_of(view.dtype)) +
-                   ", expected float32, float16, bfloat16 or float64");
+  reject(name,
+         "dtype is " + dtype_text(view.dtype) + ", expected float32, float16, bfloat16 or float64");
 }
 
 void check_device(const char* name, const TensorView& view, const Device& expected,

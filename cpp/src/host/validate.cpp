@@ -137,6 +137,10 @@ void read_packed_lengths(const Attention& a, Problem& p) {
   check_shape("cu_seqlens_q", a.cu_seqlens_q, {kAny}, "(B + 1,)");
   p.batch = a.cu_seqlens_q.shape[0] - 1;
   if (p.batch < 0) reject("cu_seqlens_q", "shape is (0,), expected (B + 1,)");
+  if (Wide{p.batch} * p.heads_q > kMaxElements) {
+    reject("cu_seqlens_q", "shape " + shape_text(a.cu_seqlens_q) + " with " +
+                               std::to_string(p.heads_q) + " heads passes 2^48 sequences of heads");
+  }
   p.cu_seqlens_q = read_lengths("cu_seqlens_q", a.cu_seqlens_q, p.batch + 1, p, "(B + 1,)");
   p.total_q = a.q.shape[0];
   p.seqlen_q = longest(a.options.max_seqlen_q, p.total_q);
@@ -273,7 +277,8 @@ void check_splits(const Problem& p) {
   const bool by_size = p.split_size > 0;
   const std::int64_t parts =
       by_size ? p.seqlen_k / p.split_size + 1 : std::min<std::int64_t>(p.num_splits, p.seqlen_k);
-  if (parts <= 1 || Wide{parts} * p.total_q * p.heads_q * (p.dim_v + 1) <= kMaxElements) return;
+  if (parts <= 1 || Wide{parts} * (p.total_q + p.batch) * p.heads_q * (p.dim_v + 1) <= kMaxElements)
+    return;
   reject(by_size ? "split_size" : "num_splits",
          "makes " + std::to_string(parts) + " parts, whose outputs pass 2^48 elements");
 }
