@@ -26,11 +26,11 @@ namespace onchip {
 ///   s += bias[b,h,i,j];  s -= alibi_slopes[h] * |i + c - j|;
 ///   key j is visible iff -window_left <= j - (i + c) <= window_right.
 struct Options {
-  std::optional<double> scale;     ///< Default 1/sqrt(D).
+  std::optional<double> scale;     ///< Default 1/sqrt(D); within +-1e18.
   bool causal = false;             ///< The same as window_right = 0.
   std::int64_t window_left = -1;   ///< Keys to the left of the diagonal; -1 = unlimited.
   std::int64_t window_right = -1;  ///< Keys to the right of the diagonal; -1 = unlimited.
-  double softcap = 0.0;            ///< 0 = off.
+  double softcap = 0.0;            ///< 0 = off, else 1e-18 to 1e18.
   double dropout_p = 0.0;          ///< In [0, 1); dropped where a Philox lane < round(65536 p).
   std::uint64_t seed = 0;          ///< Dropout seed; may differ between plan and launch.
   std::uint64_t offset = 0;        ///< Dropout offset; may differ between plan and launch.
@@ -51,7 +51,8 @@ struct Options {
 /// says how many keys of each sequence there are.
 /// Any strides, the last one 1. q, k, v, out, dout and the gradients share one dtype: float32,
 /// float16, bfloat16 or float64. The "statistics" (lse, dlse, alibi_slopes, sinks) are float32, or
-/// float64 where q is float64.
+/// float64 where q is float64. What is written shares memory with no other tensor and not with
+/// itself.
 struct Attention {
   Options options;
 

@@ -96,22 +96,23 @@ typedef void* onchip_stream;
  *   p = softmax over visible j, dropout, out = sum p v, lse = log sum exp(s).
  * q, k, v, out, dout and the gradients share one dtype: float32, float16, bfloat16 or float64. The
  * statistics (lse, dlse, alibi_slopes, sinks, dsinks) are float32, or float64 where q is float64.
- * The last stride of q, k, v, out, dout, dq, dk and dv is 1. */
+ * The last stride of q, k, v, out, dout, dq, dk and dv is 1. What is written shares memory with no
+ * other tensor and not with itself. */
 typedef struct onchip_attention {
   size_t struct_size;
-  double scale;          /* read where has_scale is not 0; the default is 1/sqrt(D) */
-  double softcap;        /* 0 = off */
-  double dropout_p;      /* in [0, 1); dropped where a 16-bit Philox lane < round(65536 p) */
-  uint64_t seed;         /* of dropout; may differ between plan and launch */
-  uint64_t offset;       /* of dropout; may differ between plan and launch */
-  int64_t window_left;   /* keys to the left of the diagonal; -1 = unlimited, the default */
-  int64_t window_right;  /* keys to the right of the diagonal; -1 = unlimited, the default */
-  int64_t split_size;    /* forward: keys of one split; overrides num_splits when > 0 */
-  int64_t max_seqlen_q;  /* packed: hint for planning; 0 = unknown */
-  int64_t max_seqlen_k;  /* packed: hint for planning; 0 = unknown */
-  int32_t num_splits;    /* forward, split-KV: 1 = none, the default; 0 = the planner chooses */
-  int32_t has_scale;     /* 1: use `scale` */
-  int32_t causal;        /* 1: as window_right = 0, aligned bottom-right */
+  double scale;         /* read where has_scale is not 0; the default is 1/sqrt(D); within +-1e18 */
+  double softcap;       /* 0 = off, else 1e-18 to 1e18 */
+  double dropout_p;     /* in [0, 1); dropped where a 16-bit Philox lane < round(65536 p) */
+  uint64_t seed;        /* of dropout; may differ between plan and launch */
+  uint64_t offset;      /* of dropout; may differ between plan and launch */
+  int64_t window_left;  /* keys to the left of the diagonal; -1 = unlimited, the default */
+  int64_t window_right; /* keys to the right of the diagonal; -1 = unlimited, the default */
+  int64_t split_size;   /* forward: keys of one split; overrides num_splits when > 0 */
+  int64_t max_seqlen_q; /* packed: hint for planning; 0 = unknown */
+  int64_t max_seqlen_k; /* packed: hint for planning; 0 = unknown */
+  int32_t num_splits;   /* forward, split-KV: 1 = none, the default; 0 = the planner chooses */
+  int32_t has_scale;    /* 1: use `scale` */
+  int32_t causal;       /* 1: as window_right = 0, aligned bottom-right */
   int32_t deterministic; /* 1: backward bitwise repeatable (always so on the CPU) */
 
   onchip_tensor q;    /* (B, Sq, Hq, D), packed (Tq, Hq, D) */
