@@ -20,9 +20,9 @@ TEST(Kernels, AreThoseOfThePlannersTable) {
       if ((std::string(dtype) == "float32") != single) continue;
       for (const char* full : {"", "_full"}) {
         if (single && *full != 0) continue;
-        const std::string name = std::string(row.pass == Pass::forward ? "sm80_fwd_" : "sm80_bwd_") +
-                                 dtype + "_d" + std::to_string(row.dim) + std::string(row.suffix) +
-                                 full;
+        const std::string name =
+            std::string(row.pass == Pass::forward ? "sm80_fwd_" : "sm80_bwd_") + dtype + "_d" +
+            std::to_string(row.dim) + std::string(row.suffix) + full;
         int found = 0;
         int shared = 0;
         for (const cuda::Kernel& kernel : cuda::kernels()) {
