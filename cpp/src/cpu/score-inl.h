@@ -50,7 +50,7 @@ struct Launch {
   }
 };
 
-/// 2^x for x <= 0, to about 1 ulp: x = n + r, |r| <= 1/2, a degree-5 minimax polynomial for 2^r.
+/// 2^x for x <= 0, to about 2 ulp: x = n + r, |r| <= 1/2, a degree-5 minimax polynomial for 2^r.
 /// Below 2^-126 the result is 0; NaN stays NaN.
 template <class D>
 HWY_INLINE hn::Vec<D> exp2_nonpositive(D d, hn::Vec<D> x) {
