@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # The CUDA backend: kernels and what launches them. Included where ONCHIP_CUDA is on.
-find_program(onchip_nvcc nvcc PATHS ENV CUDA_PATH /usr/local/cuda PATH_SUFFIXES bin)
 if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
+  find_program(onchip_nvcc nvcc PATHS ENV CUDA_PATH /usr/local/cuda PATH_SUFFIXES bin)
   if(onchip_nvcc)
     set(CMAKE_CUDA_COMPILER "${onchip_nvcc}")
   else()
     include(CudaFromWheels)
   endif()
 endif()
-# Real code for what is tested, PTX for every later GPU.
-set(CMAKE_CUDA_ARCHITECTURES "80-real;90-real;80-virtual" CACHE STRING "GPUs to compile for")
+# 8.x GPUs run sm_80, 9.x run sm_90, and every later one compiles the PTX of compute_90.
+if(NOT DEFINED ENV{CUDAARCHS})
+  set(CMAKE_CUDA_ARCHITECTURES "80-real;90" CACHE STRING "GPUs to compile for")
+endif()
 enable_language(CUDA)
 find_package(CUDAToolkit 12.8 REQUIRED)
 set(CMAKE_CUDA_STANDARD 20)
@@ -37,13 +39,14 @@ set(dir "${PROJECT_BINARY_DIR}/include-rule/kernels")
 onchip_link_includes("${dir}" prims=cuda/prims common=cuda/common sm80=cuda/sm80
   host/kernel_params.hpp=cpp/src/host/kernel_params.hpp host/problem.hpp=cpp/src/host/problem.hpp
   host/sequence.hpp=cpp/src/host/sequence.hpp)
-add_library(onchip_kernels OBJECT ${ONCHIP_KERNEL_SOURCES}
+set(sources
   cuda/common/combine.cu
   cuda/common/dropout_mask.cu
   cuda/common/first_tile.cu
   cuda/common/merge.cu
   cuda/common/rows.cu
   cuda/sm80/float32.cu)
+add_library(onchip_kernels OBJECT ${ONCHIP_KERNEL_SOURCES} ${sources})
 target_include_directories(onchip_kernels PRIVATE cpp/include "${dir}")
 target_compile_definitions(onchip_kernels PRIVATE ONCHIP_BUILDING)
 target_compile_options(onchip_kernels PRIVATE --expt-relaxed-constexpr -Xptxas=-v
@@ -51,7 +54,18 @@ target_compile_options(onchip_kernels PRIVATE --expt-relaxed-constexpr -Xptxas=-
   $<$<BOOL:${ONCHIP_WERROR}>:-Werror=all-warnings>)
 set_target_properties(onchip_kernels PROPERTIES
   CUDA_RUNTIME_LIBRARY Static
-  CUDA_COMPILER_LAUNCHER "${PROJECT_SOURCE_DIR}/cmake/ptxas_report.sh")
+  CUDA_COMPILER_LAUNCHER "sh;${PROJECT_SOURCE_DIR}/cmake/ptxas_report.sh;${CMAKE_CUDA_COMPILER_LAUNCHER}")
+# What ptxas may spill, for CheckPtxas.cmake. A call to divide 64-bit integers saves a register.
+set(spills_of_merge 4)
+foreach(source IN LISTS sources)
+  cmake_path(GET source STEM name)
+  cmake_path(REMOVE_EXTENSION source)
+  if(NOT DEFINED spills_of_${name})
+    set(spills_of_${name} 0)
+  endif()
+  string(APPEND ONCHIP_KERNEL_SPILLS "${source} ${spills_of_${name}}\n")
+endforeach()
+file(WRITE "${ONCHIP_KERNEL_DIR}/spills.txt" "${ONCHIP_KERNEL_SPILLS}")
 
 set(dir "${PROJECT_BINARY_DIR}/include-rule/cuda")
 onchip_link_includes("${dir}" cuda=cuda/host host=cpp/src/host

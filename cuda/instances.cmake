@@ -3,11 +3,12 @@
 # planner's table (cpp/src/host/tiles.hpp), whose kernel names these are; a test compares them.
 #
 # onchip_kernels(<name> SOURCE <header> FUNCTION <template> TRAITS <type>... [SHARED <bytes>]
-#   [SPILLS <bytes>])
+#   [SPILLS <lean> [<full>]])
 # Several traits make several kernels, that run one after another.
 # @dtype@ and @full@ stand for every 16-bit element type and for both variants: the lean one, and the
 # full one with softcap, bias, ALiBi and dropout. SHARED is the shared memory of a block where it is
-# not the traits'. SPILLS is what ptxas may spill on any architecture, in bytes of one thread.
+# not the traits'. SPILLS is what ptxas may store to local memory in one thread, on any architecture,
+# in bytes of the lean and of the full variant; 0 where it is not given. A row that has it says why.
 
 # Forward<Element, D, Br, Bc, warps, full, blocks of a multiprocessor>
 onchip_kernels(sm80_fwd_@dtype@_d64@full@ SOURCE sm80/fwd.cuh FUNCTION sm80::forward_kernel
