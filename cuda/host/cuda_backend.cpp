@@ -18,25 +18,14 @@ namespace {
 
 cudaStream_t handle(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
 
-/// The kernels of a plan. A plan may have been made for a named device, which can more than this
-/// one, or this build.
-std::span<const Kernel> kernels_of(const detail::PlanImpl& plan, const DeviceInfo& device) {
-  const PlanInfo& info = plan.info;
+/// The kernels of a plan, which may ask for a family that this build has not.
+std::span<const Kernel> kernels_of(const PlanInfo& info) {
   const std::span<const Kernel> found = find_kernels(info.kernel);
-  if (found.empty()) {
-    throw Error(ErrorCode::unsupported, "plan: this build has no kernel " + info.kernel +
-                                            " (planned for " + info.device.name +
-                                            "); plan for the device that q lies on, or use the cpu "
-                                            "backend");
-  }
-  if (info.on_chip_bytes > device.on_chip_bytes) {
-    throw Error(ErrorCode::unsupported, "plan: needs " + std::to_string(info.on_chip_bytes) +
-                                            " bytes of shared memory (planned for " +
-                                            info.device.name + "), but " + device.name + " has " +
-                                            std::to_string(device.on_chip_bytes) +
-                                            "; plan for the device that q lies on");
-  }
-  return found;
+  if (!found.empty()) return found;
+  throw Error(ErrorCode::unsupported,
+              "plan: this build has no kernel " + info.kernel + " (planned for " +
+                  info.device.name +
+                  "); plan for the device that q lies on, or use the cpu backend");
 }
 
 void check_dtype(const char* name, DType dtype) {
@@ -99,7 +88,7 @@ class CudaBackend final : public host::Backend {
   void forward(const detail::PlanImpl& plan, const host::Operands& operands, void* workspace,
                Stream stream) const override {
     const host::Problem& p = plan.problem;
-    const std::span<const Kernel> found = kernels_of(plan, device_caps(p.device.index));
+    const std::span<const Kernel> found = kernels_of(plan.info);
     if (p.total_q == 0) return;
     const host::KernelParams params = make_params(plan, operands, workspace);
     const DeviceGuard guard(p.device.index);
@@ -114,7 +103,7 @@ class CudaBackend final : public host::Backend {
   void backward(const detail::PlanImpl& plan, const host::Operands& operands, void* workspace,
                 Stream stream) const override {
     const host::Problem& p = plan.problem;
-    const std::span<const Kernel> found = kernels_of(plan, device_caps(p.device.index));
+    const std::span<const Kernel> found = kernels_of(plan.info);
     const host::KernelParams params = make_params(plan, operands, workspace);
     const DeviceGuard guard(p.device.index);
     if (p.packed) {

@@ -13,8 +13,6 @@
 namespace onchip::cuda {
 namespace {
 
-constexpr std::int32_t kNewestFamily = 80;  // of the kernels in this build
-
 /// FLOP of one multiprocessor in one clock. Peaks of devices that have no row in the host's table.
 struct Rates {
   double flops_16bit, flops_float32, flops_float64;
@@ -59,7 +57,7 @@ DeviceInfo read_device(std::int32_t index) {
   info.on_chip_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, index);
   info.l2_bytes = attribute(cudaDevAttrL2CacheSize, index);
   info.memory_bytes = static_cast<std::int64_t>(properties.totalGlobalMem);
-  info.family = kNewestFamily;
+  info.family = host::newest_family(info.compute_capability);
   if (const DeviceInfo* named = host::find_named_device(info.name)) {
     info.bandwidth = named->bandwidth;
     info.flops_16bit = named->flops_16bit;

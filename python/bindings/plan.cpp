@@ -28,8 +28,10 @@ void bind_device_info(nb::module_& m) {
   nb::class_<DeviceInfo>(m, "DeviceInfo", "The facts of a device that planning needs.")
       .def_ro("name", &DeviceInfo::name)
       .def_prop_ro("type", [](const DeviceInfo& d) { return type_name(d.type); })
-      .def_ro("index", &DeviceInfo::index)
+      .def_ro("index", &DeviceInfo::index, "-1: a device known by name, none of this machine.")
       .def_ro("compute_capability", &DeviceInfo::compute_capability, "90 for sm_90; 0 for a CPU.")
+      .def_ro("family", &DeviceInfo::family,
+              "Newest family of GPU kernels to plan with: 80 or 90; 0 for a CPU.")
       .def_ro("units", &DeviceInfo::units, "Streaming multiprocessors, or threads of a CPU.")
       .def_ro("on_chip_bytes", &DeviceInfo::on_chip_bytes)
       .def_ro("l2_bytes", &DeviceInfo::l2_bytes)

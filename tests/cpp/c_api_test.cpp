@@ -208,6 +208,37 @@ TEST_F(CApi, FillsAsMuchOfAnInfoAsTheCallerHas) {
   expect_message("info: struct_size is 4");
 }
 
+TEST_F(CApi, TakesADeviceOfAnOlderHeader) {
+  onchip_device_info device{};
+  device.struct_size = sizeof device;
+  ASSERT_EQ(onchip_get_device_info("H200", &device), ONCHIP_SUCCESS);
+  args.q = tensor(nullptr, {2, 1024, 8, 64}, ONCHIP_BFLOAT16);
+  args.k = args.v = args.out = args.q;
+  args.lse = onchip_tensor{};
+  const auto kernel = [&] {
+    onchip_plan* made = nullptr;
+    EXPECT_EQ(onchip_plan_create_for_device(&args, ONCHIP_FORWARD, &device, &made), ONCHIP_SUCCESS)
+        << onchip_last_error();
+    const PlanPtr plan(made);
+    onchip_plan_info info{};
+    info.struct_size = sizeof info;
+    EXPECT_EQ(onchip_plan_get_info(plan.get(), &info), ONCHIP_SUCCESS);
+    return std::string(info.kernel);
+  };
+  device.family = 90;
+  EXPECT_EQ(kernel(), "sm90_fwd_bfloat16_d64_dense");
+  device.struct_size = offsetof(onchip_device_info, family);  // not read
+  EXPECT_EQ(kernel(), "sm80_fwd_bfloat16_d64");
+  device.struct_size = sizeof device;
+  onchip_plan* made = nullptr;
+  for (const std::int64_t family : std::initializer_list<std::int64_t>{85, -80, INT64_MAX}) {
+    device.family = family;
+    EXPECT_EQ(onchip_plan_create_for_device(&args, ONCHIP_FORWARD, &device, &made),
+              ONCHIP_INVALID_ARGUMENT);
+    expect_message("device: family is");
+  }
+}
+
 // ---- Plans
 
 TEST_F(CApi, ToldInfoWordsAndJsonAgree) {
@@ -251,6 +282,8 @@ TEST_F(CApi, PlansForEveryNamedDevice) {
     ASSERT_EQ(onchip_get_device_info(onchip_known_device(count), &device), ONCHIP_SUCCESS);
     EXPECT_STREQ(device.name, onchip_known_device(count));
     EXPECT_EQ(device.type, ONCHIP_CUDA);
+    EXPECT_EQ(device.index, -1);
+    EXPECT_EQ(device.family, 80);
     onchip_plan* made = nullptr;
     ASSERT_EQ(onchip_plan_create_for_device(&args, ONCHIP_FORWARD, &device, &made), ONCHIP_SUCCESS)
         << onchip_last_error();
@@ -259,7 +292,7 @@ TEST_F(CApi, PlansForEveryNamedDevice) {
     info.struct_size = sizeof info;
     ASSERT_EQ(onchip_plan_get_info(plan.get(), &info), ONCHIP_SUCCESS);
     EXPECT_STREQ(info.device, device.name);
-    EXPECT_STREQ(info.backend, device.compute_capability == 90 ? "sm90" : "sm80");
+    EXPECT_STREQ(info.backend, "sm80");
     // The memory is the CPU's, so that it cannot be launched there.
     EXPECT_EQ(launch(onchip_forward, plan.get(), args), ONCHIP_INVALID_ARGUMENT);
     expect_message(device.name);

@@ -284,7 +284,9 @@ def test_dropout_mask(kind: Kind) -> None:
 
 def test_plan_for_a_named_device() -> None:
     plan = onchip.plan((2, 512, 8, 64), (2, 512, 2, 64), device="H200", causal=True)
-    assert (plan.backend, plan.device.name, plan.device.type) == ("sm90", "H200", "cuda")
+    assert (plan.backend, plan.device.name, plan.device.type) == ("sm80", "H200", "cuda")
+    assert (plan.device.index, plan.device.family) == (-1, 80)
+    assert plan.as_dict()["device"]["family"] == 80
     assert plan.tile_q > 0
     assert plan.tile_k > 0
     assert 0 < plan.on_chip_bytes <= plan.device.on_chip_bytes

@@ -144,7 +144,7 @@ typedef struct onchip_device_info {
   size_t struct_size;
   char name[64];
   onchip_device_type type;
-  int32_t index;
+  int32_t index;              /* -1: a device known by name, none of this machine */
   int32_t compute_capability; /* 90 for sm_90; 0 for a CPU */
   int32_t units;              /* streaming multiprocessors, or threads of a CPU */
   int64_t on_chip_bytes;      /* shared memory of one block, or L2 of one core */
@@ -154,13 +154,16 @@ typedef struct onchip_device_info {
   double flops_16bit; /* FLOP per second, float16 and bfloat16 */
   double flops_float32;
   double flops_float64;
+  int64_t family; /* newest family of GPU kernels to plan with, 80 or 90; 0: the newest there is */
 } onchip_device_info;
 
-/* Fills `info`, whose struct_size is set, with the facts of "cpu" (this machine) or of a named
- * device, in any case. */
+/* Fills `info`, whose struct_size is set, with the facts of "cpu" or "cuda:<index>" of this
+ * machine, or of a device known by name, in any case. A plan for a known device runs on a device
+ * that has its compute capability, and its number of multiprocessors where the plan depends on
+ * that. */
 ONCHIP_API onchip_status onchip_get_device_info(const char* name, onchip_device_info* info);
 
-/* Names that onchip_get_device_info takes besides "cpu", by index; NULL past the last. */
+/* Names of the devices that onchip_get_device_info knows, by index; NULL past the last. */
 ONCHIP_API const char* onchip_known_device(int32_t index);
 
 /* ---- Plans ----------------------------------------------------------------------------------- */

@@ -20,7 +20,7 @@ enum class Pass : std::int32_t { forward = 0, backward = 1 };
 struct DeviceInfo {
   std::string name;  ///< "H200", or the CPU's instruction set.
   DeviceType type = DeviceType::cpu;
-  std::int32_t index = 0;
+  std::int32_t index = 0;               ///< -1: a device known by name, none of this machine.
   std::int32_t compute_capability = 0;  ///< 90 for sm_90; 0 for a CPU.
   std::int32_t units = 1;               ///< Streaming multiprocessors, or threads of a CPU.
   std::int64_t on_chip_bytes = 0;       ///< Shared memory of one block, or L2 of one core.
@@ -30,12 +30,14 @@ struct DeviceInfo {
   double flops_16bit = 0;               ///< FLOP per second, float16 and bfloat16.
   double flops_float32 = 0;             ///< FLOP per second.
   double flops_float64 = 0;             ///< FLOP per second.
-  /// Newest kernel family planned for: 80 or 90; 0: the newest for the compute capability.
+  /// Newest family of GPU kernels to plan with: 80 or 90; 0: the newest that this version has for
+  /// the compute capability.
   std::int32_t family = 0;
 };
 
 /// Facts of a device by name: "cpu" or "cuda:<index>" of this machine, or one of
-/// `known_devices()`, in any case.
+/// `known_devices()`, in any case. A plan for a known device runs on a device of this machine that
+/// has its compute capability, and its number of multiprocessors where the plan depends on that.
 /// Throws `Error` (invalid_argument) that lists the known names.
 ONCHIP_API DeviceInfo device_info(std::string_view name);
 

@@ -10,6 +10,7 @@
 
 #include "host/backend.hpp"
 #include "host/check.hpp"
+#include "host/devices.hpp"
 #include "host/plan_impl.hpp"
 #include "host/problem.hpp"
 #include "onchip/threads.hpp"
@@ -41,11 +42,7 @@ host::Operands prepare(const Plan& plan, const Attention& problem, Pass pass, co
   const detail::PlanImpl& impl = plan.impl();
   const host::Problem now = host::normalise(problem, pass);
   host::check_planned(impl.problem, now);
-  const DeviceInfo& planned = impl.info.device;
-  if (planned.type != now.device.type ||
-      (planned.type == DeviceType::cuda && planned.memory_bytes == 0)) {
-    host::reject("plan", "was made for " + planned.name + ", but q lies elsewhere");
-  }
+  host::check_device(now, impl.info, host::backend_for(now.device.type).device(now.device.index));
   check_workspace(impl.info, workspace, workspace_bytes);
   return host::bind(problem, now);
 }
@@ -78,9 +75,11 @@ void check_state(const State& s, const host::MergeProblem& p, bool packed) {
 host::MergeProblem merge_problem(const TensorView& out) {
   const bool packed = out.ndim == 3;
   if (packed) {
-    host::check_shape("out", out, {host::kAny, host::kAny, host::kAny}, "(total_q, heads_q, Dv)");
+    host::check_shape("out", out, {host::kAnyExtent, host::kAnyExtent, host::kAnyExtent},
+                      "(total_q, heads_q, Dv)");
   } else {
-    host::check_shape("out", out, {host::kAny, host::kAny, host::kAny, host::kAny},
+    host::check_shape("out", out,
+                      {host::kAnyExtent, host::kAnyExtent, host::kAnyExtent, host::kAnyExtent},
                       "(B, Sq, heads_q, Dv)");
   }
   host::check_floating("out", out);
@@ -175,7 +174,8 @@ void merge_states(std::span<const TensorView> outs, std::span<const TensorView> 
 
 void dropout_mask(const TensorView& mask, double p, std::uint64_t seed, std::uint64_t offset,
                   Stream stream) {
-  host::check_shape("mask", mask, {host::kAny, host::kAny, host::kAny, host::kAny},
+  host::check_shape("mask", mask,
+                    {host::kAnyExtent, host::kAnyExtent, host::kAnyExtent, host::kAnyExtent},
                     "(B, heads_q, Sq, Sk)");
   host::check_dtype("mask", mask, DType::uint8, "1 is kept, 0 is dropped");
   host::check_device_type("mask", mask);

@@ -196,6 +196,7 @@ onchip_device_info to_c(const onchip::DeviceInfo& info) {
   c.flops_16bit = info.flops_16bit;
   c.flops_float32 = info.flops_float32;
   c.flops_float64 = info.flops_float64;
+  c.family = info.family;
   return c;
 }
 
@@ -219,6 +220,7 @@ onchip::DeviceInfo from_c(const onchip_device_info* caller) {
   info.flops_16bit = c.flops_16bit;
   info.flops_float32 = c.flops_float32;
   info.flops_float64 = c.flops_float64;
+  info.family = static_cast<std::int32_t>(std::clamp<std::int64_t>(c.family, -1, INT32_MAX));
   return info;
 }
 

@@ -7,12 +7,12 @@
 namespace onchip::host {
 namespace {
 
-/// "(2, 7)"; with `any`, kAny reads "any".
+/// "(2, 7)"; with `any`, kAnyExtent reads "any".
 std::string tuple_text(const std::int64_t* values, std::size_t count, bool any = false) {
   std::string text = "(";
   for (std::size_t axis = 0; axis < count; ++axis) {
     if (axis > 0) text += ", ";
-    text += any && values[axis] == kAny ? "any" : std::to_string(values[axis]);
+    text += any && values[axis] == kAnyExtent ? "any" : std::to_string(values[axis]);
   }
   return text + (count == 1 ? ",)" : ")");
 }
@@ -106,7 +106,7 @@ void check_shape(const char* name, const TensorView& view,
   bool fits = view.ndim == static_cast<std::int32_t>(expected.size());
   for (std::size_t axis = 0; fits && axis < expected.size(); ++axis) {
     const std::int64_t want = expected.begin()[axis];
-    fits = view.shape[axis] >= 0 && (want == kAny || view.shape[axis] == want);
+    fits = view.shape[axis] >= 0 && (want == kAnyExtent || view.shape[axis] == want);
   }
   if (fits && fits_memory(view)) return;
   if (fits) {

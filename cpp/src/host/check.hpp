@@ -23,10 +23,10 @@ namespace onchip::host {
 std::string shape_text(const TensorView& view);
 
 /// Extent that stands for "any".
-inline constexpr std::int64_t kAny = -1;
+inline constexpr std::int64_t kAnyExtent = -1;
 
-/// The tensor must be given, have these extents (kAny: any), none of them negative, and fit into
-/// 62 bits of bytes.
+/// The tensor must be given, have these extents (kAnyExtent: any), none of them negative, and fit
+/// into 62 bits of bytes.
 void check_shape(const char* name, const TensorView& view,
                  std::initializer_list<std::int64_t> expected, const char* meaning);
 

@@ -1,18 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-// Facts of GPUs by name, so that planning needs no GPU.
+// Facts of GPUs by name, so that planning needs no GPU, and whether a plan fits a real one.
 #pragma once
 
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "host/problem.hpp"
 #include "onchip/plan.hpp"
 
 namespace onchip::host {
+
+/// The newest family of GPU kernels that this version has: 80 until those of Hopper are written.
+inline constexpr std::int32_t kNewestFamily = 80;
+
+/// The family to plan with on a GPU of that compute capability.
+constexpr std::int32_t newest_family(std::int32_t compute_capability) {
+  return compute_capability == 90 ? kNewestFamily : 80;
+}
 
 /// Case, spaces, dashes, underscores and the words NVIDIA and GeForce do not count. Null: unknown.
 const DeviceInfo* find_named_device(std::string_view name);
 
 std::vector<std::string> named_devices();
+
+/// A plan may have been made for another device than it is launched on, a named one above all.
+/// Throws `Error` (invalid_argument) where the plan does not fit `real`, saying what differs.
+void check_device(const Problem& problem, const PlanInfo& planned, const DeviceInfo& real);
 
 }  // namespace onchip::host

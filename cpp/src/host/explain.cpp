@@ -11,6 +11,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "host/gpu_plan.hpp"
 #include "host/planner.hpp"
 
 namespace onchip::host {
@@ -145,6 +146,9 @@ std::string where_words(const Problem& p, const PlanInfo& info) {
     text +=
         line("", count(info.grid, "block", "blocks") + " of " + count(info.warps, "warp", "warps") +
                      " on " + count(info.device.units, "multiprocessor", "multiprocessors"));
+    if (info.device.compute_capability == 90 && info.backend == "sm80" && !row_kernels(p)) {
+      text += line("", "kernels for every GPU since Ampere: this version has none of Hopper's own");
+    }
   }
   if (info.num_splits > 1) {
     text += line("", "keys in " + std::to_string(info.num_splits) + " parts of " +
@@ -356,6 +360,7 @@ std::string json_of(const DeviceInfo& device) {
   json.text("type", device.type == DeviceType::cpu ? "cpu" : "cuda");
   json.number("index", device.index);
   json.number("compute_capability", device.compute_capability);
+  json.number("family", device.family);
   json.number("units", device.units);
   json.number("on_chip_bytes", device.on_chip_bytes);
   json.number("l2_bytes", device.l2_bytes);

@@ -7,6 +7,7 @@
 
 #include "host/checked.hpp"
 #include "host/cpu_plan.hpp"
+#include "host/devices.hpp"
 #include "host/gpu_plan.hpp"
 
 namespace onchip::host {
@@ -29,6 +30,10 @@ TileQuery tile_query(const Problem& p, const DeviceInfo& device) {
   return {p.pass, size_of(p.dtype), p.dim, p.dim_v, mask_class(p), device.on_chip_bytes};
 }
 
+bool is_persistent(const Problem& p, const PlanInfo& info) {
+  return info.backend == "sm90" && p.pass == Pass::forward && info.num_splits == 1;
+}
+
 void check_gpu(const Problem& p, const DeviceInfo& device) {
   if (device.compute_capability < 80) {
     unsupported("device: " + device.name + " has compute capability " +
@@ -39,6 +44,10 @@ void check_gpu(const Problem& p, const DeviceInfo& device) {
     unsupported(
         "q: float64 has no GPU kernel (float32, float16, bfloat16 have); the cpu backend "
         "computes it");
+  }
+  if (device.family != 0 && device.family != 80 && device.family != 90) {
+    throw Error(ErrorCode::invalid_argument,
+                "device: family is " + std::to_string(device.family) + ", expected 0, 80 or 90");
   }
   const auto check_dim = [](const char* name, std::int64_t dim) {
     if (dim % 8 == 0 && dim >= 8 && dim <= kMaxGpuDim) return;
@@ -51,7 +60,8 @@ void check_gpu(const Problem& p, const DeviceInfo& device) {
 
 const TileRow& choose_tile(const Problem& p, const DeviceInfo& device) {
   const TileQuery query = tile_query(p, device);
-  const std::int32_t family = device.family != 0 ? device.family : device.compute_capability;
+  const std::int32_t family =
+      device.family != 0 ? device.family : newest_family(device.compute_capability);
   const TileRow* row = family == 90 ? find_tile("sm90", query) : nullptr;
   if (row == nullptr) row = find_tile("sm80", query);
   if (row == nullptr) {
@@ -129,8 +139,7 @@ std::int64_t choose_grid(const Problem& p, const PlanInfo& info) {
                 " blocks, a grid holds 2^31 - 1; split the batch");
   }
   // Forward blocks of sm90 stay and take tile after tile, except split ones.
-  const bool persistent = info.backend == "sm90" && forward && info.num_splits == 1;
-  return persistent ? std::min<std::int64_t>(blocks, info.device.units) : blocks;
+  return is_persistent(p, info) ? std::min<std::int64_t>(blocks, info.device.units) : blocks;
 }
 
 void plan_gpu(const Problem& p, PlanInfo& info) {
@@ -167,6 +176,11 @@ void plan_on_cpu(const Problem& p, PlanInfo& info) {
 
 const TileRow* tile_of(const Problem& problem, const PlanInfo& info) {
   return find_tile(info.backend, tile_query(problem, info.device));
+}
+
+bool counts_units(const Problem& p, const PlanInfo& info) {
+  const bool chose_splits = p.num_splits == 0 && p.split_size == 0 && p.window_left < 0;
+  return is_persistent(p, info) || (p.pass == Pass::forward && chose_splits);
 }
 
 bool packs_heads(const Problem& p, std::int64_t tile_q) {

@@ -14,6 +14,9 @@ const TileRow* tile_of(const Problem& problem, const PlanInfo& info);
 /// Whether (query, head) pairs of one KV head fill a query tile together (GQA, forward).
 bool packs_heads(const Problem& problem, std::int64_t tile_q);
 
+/// Whether the plan depends on the number of multiprocessors.
+bool counts_units(const Problem& problem, const PlanInfo& info);
+
 /// The plan's way through the problem, as the cost model sees it.
 Tiling tiling_of(const Problem& problem, const PlanInfo& info);
 

@@ -77,9 +77,9 @@ void read_inputs(const Attention& a, Problem& p) {
   p.paged = a.block_table.given();
   if (a.q.ndim == 3 && !p.packed) reject("cu_seqlens_q", "not given, but q has 3 axes (packed)");
   if (p.packed) {
-    check_shape("q", a.q, {kAny, kAny, kAny}, "(total_q, heads_q, D)");
+    check_shape("q", a.q, {kAnyExtent, kAnyExtent, kAnyExtent}, "(total_q, heads_q, D)");
   } else {
-    check_shape("q", a.q, {kAny, kAny, kAny, kAny}, "(B, Sq, heads_q, D)");
+    check_shape("q", a.q, {kAnyExtent, kAnyExtent, kAnyExtent, kAnyExtent}, "(B, Sq, heads_q, D)");
   }
   const std::size_t row = p.packed ? 0 : 1;
   p.dtype = a.q.dtype;
@@ -92,11 +92,12 @@ void read_inputs(const Attention& a, Problem& p) {
   if (p.heads_q < 1 || p.dim < 1)
     reject("q", "shape is " + shape_text(a.q) + ", expected at least one head and D >= 1");
   if (p.paged) {
-    check_shape("k", a.k, {kAny, kAny, kAny, p.dim}, "(pages, page_size, heads_kv, D)");
+    check_shape("k", a.k, {kAnyExtent, kAnyExtent, kAnyExtent, p.dim},
+                "(pages, page_size, heads_kv, D)");
   } else if (p.packed) {
-    check_shape("k", a.k, {kAny, kAny, p.dim}, "(total_k, heads_kv, D)");
+    check_shape("k", a.k, {kAnyExtent, kAnyExtent, p.dim}, "(total_k, heads_kv, D)");
   } else {
-    check_shape("k", a.k, {a.q.shape[0], kAny, kAny, p.dim}, "(B, Sk, heads_kv, D)");
+    check_shape("k", a.k, {a.q.shape[0], kAnyExtent, kAnyExtent, p.dim}, "(B, Sk, heads_kv, D)");
   }
   const auto head = static_cast<std::size_t>(a.k.ndim - 2);
   p.heads_kv = a.k.shape[head];
@@ -105,9 +106,10 @@ void read_inputs(const Attention& a, Problem& p) {
                     std::to_string(p.heads_q));
   }
   if (a.k.ndim == 4) {
-    check_shape("v", a.v, {a.k.shape[0], a.k.shape[1], p.heads_kv, kAny}, "k's with Dv for D");
+    check_shape("v", a.v, {a.k.shape[0], a.k.shape[1], p.heads_kv, kAnyExtent},
+                "k's with Dv for D");
   } else {
-    check_shape("v", a.v, {a.k.shape[0], p.heads_kv, kAny}, "k's with Dv for D");
+    check_shape("v", a.v, {a.k.shape[0], p.heads_kv, kAnyExtent}, "k's with Dv for D");
   }
   p.dim_v = a.v.shape[head + 1];
   if (p.dim_v < 1) reject("v", "shape is " + shape_text(a.v) + ", expected Dv >= 1");
@@ -134,7 +136,7 @@ std::int64_t longest(std::int64_t hint, std::int64_t total) {
 }
 
 void read_packed_lengths(const Attention& a, Problem& p) {
-  check_shape("cu_seqlens_q", a.cu_seqlens_q, {kAny}, "(B + 1,)");
+  check_shape("cu_seqlens_q", a.cu_seqlens_q, {kAnyExtent}, "(B + 1,)");
   p.batch = a.cu_seqlens_q.shape[0] - 1;
   if (p.batch < 0) reject("cu_seqlens_q", "shape is (0,), expected (B + 1,)");
   if (Wide{p.batch} * p.heads_q > kMaxElements) {
@@ -163,7 +165,7 @@ void read_pages(const Attention& a, Problem& p) {
   if (!a.seqused_k.given()) {
     reject("seqused_k", "not given, but block_table is; a paged cache needs the lengths");
   }
-  check_shape("block_table", a.block_table, {p.batch, kAny}, "(B, max_pages)");
+  check_shape("block_table", a.block_table, {p.batch, kAnyExtent}, "(B, max_pages)");
   check_dtype("block_table", a.block_table, DType::int32, "lengths and tables");
   check_device("block_table", a.block_table, p.device);
   p.num_pages = a.k.shape[0];
@@ -201,7 +203,8 @@ void read_geometry(const Attention& a, Problem& p) {
 
 /// bias[b, h, i, j]: each axis full or 1; broadcast axes get stride 0.
 void read_bias(const TensorView& bias, Problem& p) {
-  check_shape("bias", bias, {kAny, kAny, kAny, kAny}, "(B|1, heads_q|1, Sq|1, Sk|1)");
+  check_shape("bias", bias, {kAnyExtent, kAnyExtent, kAnyExtent, kAnyExtent},
+              "(B|1, heads_q|1, Sq|1, Sk|1)");
   if (bias.dtype != p.dtype) check_dtype("bias", bias, p.stats_dtype, "or that of q");
   check_device("bias", bias, p.device);
   const std::int64_t full[4] = {p.batch, p.heads_q, p.seqlen_q, p.seqlen_k};
