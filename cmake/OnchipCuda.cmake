@@ -52,9 +52,10 @@ target_compile_definitions(onchip_kernels PRIVATE ONCHIP_BUILDING)
 target_compile_options(onchip_kernels PRIVATE --expt-relaxed-constexpr -Xptxas=-v
   -diag-suppress=20050  # kernels that are no templates are inline, like functions in headers
   $<$<BOOL:${ONCHIP_WERROR}>:-Werror=all-warnings>)
+set(launcher sh "${PROJECT_SOURCE_DIR}/cmake/ptxas_report.sh" ${CMAKE_CUDA_COMPILER_LAUNCHER})
 set_target_properties(onchip_kernels PROPERTIES
   CUDA_RUNTIME_LIBRARY Static
-  CUDA_COMPILER_LAUNCHER "sh;${PROJECT_SOURCE_DIR}/cmake/ptxas_report.sh;${CMAKE_CUDA_COMPILER_LAUNCHER}")
+  CUDA_COMPILER_LAUNCHER "${launcher}")
 # What ptxas may spill, for CheckPtxas.cmake. A call to divide 64-bit integers saves a register.
 set(spills_of_merge 4)
 foreach(source IN LISTS sources)
