@@ -21,8 +21,9 @@ from onchip.cli._console import (
     library_errors,
     verdict,
 )
-from onchip.cli.bench.bars import MAX_MEMORY_SHARE
-from onchip.cli.bench.cells import DTYPES, numpy_dtype
+from onchip.cli.bench.cells import DTYPES
+from onchip.cli.bench.cpu.bars import MAX_MEMORY_SHARE
+from onchip.cli.bench.cpu.tensors import numpy_dtype
 from onchip.cli.text_input import loss_gradient, make_problem
 
 Array = unfused.Array

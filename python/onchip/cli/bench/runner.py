@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from onchip.cli.bench import environment
 from onchip.cli.bench.worker import Spec
 
 
@@ -17,33 +16,34 @@ class WorkerError(Exception):
 
 
 def run_worker(
-    spec: Spec, isa: str, on_cell: Callable[[dict[str, Any]], None]
-) -> tuple[dict[str, dict[str, str]], list[dict[str, Any]]]:
-    """Returns the providers' facts and the cells' records; `on_cell` gets each as it comes."""
+    spec: Spec, variables: dict[str, str], on_cell: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """Returns the measured fields of the document; `on_cell` gets each cell's record as it comes.
+
+    The process gets `variables` on top of this one's environment.
+    """
     worker = subprocess.Popen(
         [sys.executable, "-m", "onchip.cli.bench.worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | environment.variables(spec.threads, isa),
+        env=os.environ | variables,
     )
     assert worker.stdin is not None
     assert worker.stdout is not None
-    providers: dict[str, dict[str, str]] = {}
-    records: list[dict[str, Any]] = []
+    document: dict[str, Any] = {"providers": {}, "cells": []}
     ended = False
     try:
         worker.stdin.write(spec.to_json())
         worker.stdin.close()
         for line in worker.stdout:
             message = json.loads(line)
-            if message["event"] == "start":
-                providers = message["providers"]
-            elif message["event"] == "cell":
-                records.append(message["record"])
-                on_cell(message["record"])
+            if message["event"] == "cell":
+                document["cells"].append(message["fields"])
+                on_cell(message["fields"])
             else:
-                ended = True
+                document.update(message["fields"])
+            ended = message["event"] == "end"
     finally:
         if not ended:
             worker.kill()
@@ -51,4 +51,4 @@ def run_worker(
         code = worker.wait()
     if not ended or code != 0:
         raise WorkerError(f"the measuring process ended with code {code}")
-    return providers, records
+    return document

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the runner asks of a provider."""
+"""What is asked of a provider, on any device."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from onchip.cli.bench.cells import Array, Cell, Tensors
+from onchip.cli.bench.cells import Cell, Tensors
 
 
 class UnavailableError(Exception):
@@ -19,20 +19,9 @@ class Provider(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def __init__(self, threads: int) -> None: ...
-
-    @abstractmethod
     def facts(self) -> dict[str, str]:
         """Version and whatever else says what ran."""
 
     @abstractmethod
     def prepare(self, cell: Cell, tensors: Tensors) -> Callable[[], Any]:
         """Does everything that is not to be timed and returns the call that is."""
-
-    @abstractmethod
-    def arrays(self, result: Any) -> list[Array]:
-        """What the call returned, as float32 (B, H, S, D): [out] or [dq, dk, dv]."""
-
-    def synchronise(self) -> None:
-        """Waits for the device; nothing to do where a call returns when its work is done."""
-        return

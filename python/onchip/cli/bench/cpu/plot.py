@@ -2,10 +2,10 @@
 from pathlib import Path
 from typing import Any
 
-from onchip.cli.bench.cells import DTYPES, PASSES
+from onchip.cli.bench.cells import distinct
 
 
-def save_plot(document: dict[str, Any], path: Path) -> None:
+def save_rates(document: dict[str, Any], path: Path) -> None:
     """One panel for each pass and dtype: the rate of every provider in every cell."""
     import matplotlib
 
@@ -14,8 +14,7 @@ def save_plot(document: dict[str, Any], path: Path) -> None:
 
     cells = document["cells"]
     names = [name for name, facts in document["providers"].items() if "unavailable" not in facts]
-    directions = [x for x in PASSES if any(cell["direction"] == x for cell in cells)]
-    dtypes = [x for x in DTYPES if any(cell["dtype"] == x for cell in cells)]
+    directions, dtypes = distinct(cells, "direction"), distinct(cells, "dtype")
     figure, axes = plt.subplots(
         len(directions),
         len(dtypes),
@@ -37,7 +36,7 @@ def save_plot(document: dict[str, Any], path: Path) -> None:
         f"{document['machine']['cpu']}, {document['threads']} threads, {document['isa']}, "
         f"b={first['batch']} h={first['heads']} s={first['seqlen']}"
     )
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=110)
     plt.close(figure)
 
 

@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from onchip.cli import unfused
-from onchip.cli.bench.cells import Array, Cell, Tensors
-from onchip.cli.bench.providers.base import Provider
+from onchip.cli.bench.cells import Cell, Tensors
+from onchip.cli.bench.cpu.providers.base import CpuProvider
+from onchip.cli.bench.cpu.tensors import Array
 
 _CORE_NAMES = (
     "scipy_openblas_get_corename64_",
@@ -34,7 +35,7 @@ def openblas_core() -> str | None:
     return None
 
 
-class NumpyUnfused(Provider):
+class NumpyUnfused(CpuProvider):
     """The textbook computation. NumPy has no 16-bit matrix product, so those cells are computed in
     float32 and rounded at the end, conversions included."""
 

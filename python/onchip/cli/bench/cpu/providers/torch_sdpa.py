@@ -4,11 +4,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from onchip.cli.bench.cells import Array, Cell, Tensors
-from onchip.cli.bench.providers.base import Provider, UnavailableError
+from onchip.cli.bench.cells import Cell, Tensors
+from onchip.cli.bench.cpu.providers.base import CpuProvider
+from onchip.cli.bench.cpu.tensors import Array
+from onchip.cli.bench.provider import UnavailableError
 
 
-class TorchSdpa(Provider):
+class TorchSdpa(CpuProvider):
     """torch.nn.functional.scaled_dot_product_attention on the CPU."""
 
     name: ClassVar[str] = "torch"

@@ -5,11 +5,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 import onchip
-from onchip.cli.bench.cells import Array, Cell, Tensors
-from onchip.cli.bench.providers.base import Provider
+from onchip.cli.bench.cells import Cell, Tensors
+from onchip.cli.bench.cpu.providers.base import CpuProvider
+from onchip.cli.bench.cpu.tensors import Array
 
 
-class OnchipCpu(Provider):
+class OnchipCpu(CpuProvider):
     """This library, on NumPy arrays."""
 
     name: ClassVar[str] = "onchip"

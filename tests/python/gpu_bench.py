@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What stands in for a GPU and its results where there is none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from onchip.cli.bench.gpu.grid import grid
+
+RATES = {"onchip": 300e12, "torch-flash": 280e12, "torch-cudnn": 500e12, "unfused": 40e12}
+DEVICE = {
+    "name": "Test GPU",
+    "compute_capability": 90,
+    "units": 132,
+    "on_chip_bytes": 232448,
+    "l2_bytes": 50 << 20,
+    "memory_bytes": 141 * 10**9,
+    "bandwidth": 4.8e12,
+    "flops_16bit": 989e12,
+}
+
+
+class HostMeter:
+    """The instruments of `CudaMeter`, for tensors in host memory."""
+
+    device = "cpu"
+
+    def facts(self) -> dict[str, Any]:
+        return DEVICE
+
+    def clock(self, direction: str) -> HostMeter:
+        return self
+
+    def sampler(self, call: Callable[[], Any], calls: int) -> Callable[[], float]:
+        def sample() -> float:
+            start = time.perf_counter()
+            for _ in range(calls):
+                call()
+            return time.perf_counter() - start
+
+        return sample
+
+    def peak_bytes(self, call: Callable[[], Any]) -> int | None:
+        call()
+        return 1 << 20
+
+    def kernels(self, call: Callable[[], Any]) -> list[dict[str, Any]]:
+        call()
+        return [{"name": "kernel", "microseconds": 1.5}]
+
+
+def _result(flops: float, rate: float, peak: float) -> dict[str, Any]:
+    seconds = flops / rate
+    return {
+        "median_seconds": seconds,
+        "min_seconds": 0.99 * seconds,
+        "max_seconds": 1.01 * seconds,
+        "gflops": rate / 1e9,
+        "calls_per_sample": 1,
+        "seconds": [0.99 * seconds, seconds, 1.01 * seconds],
+        "relative_error": 1e-3,
+        "right": True,
+        "peak_bytes": int(peak),
+    }
+
+
+def _peaks(batch: int, heads: int, seqlen: int, dim: int) -> dict[str, float]:
+    rows = batch * heads * seqlen
+    linear = rows * dim * 2
+    return {
+        "onchip": 7 * linear,
+        "torch-flash": 7 * linear + 4 * rows,
+        "torch-cudnn": 8 * linear,
+        "unfused": 8 * rows * seqlen,
+    }
+
+
+def whole_document() -> dict[str, Any]:
+    """The whole grid in bfloat16, with every bar cleared."""
+    cells = []
+    memory = []
+    for cell in grid(dtypes=["bfloat16"]):
+        peaks = _peaks(cell.batch, cell.heads, cell.seqlen, cell.dim)
+        record = cell.as_dict()
+        moved = {"bytes": cell.flops / 500, "unfused_bytes": cell.flops / 20}
+        cells.append(
+            {
+                **record,
+                "flops": cell.flops,
+                "plan": {"kernels": [f"k_{cell.direction}_d{cell.dim}"], "workspace_bytes": 0}
+                | moved,
+                "results": {
+                    name: _result(cell.flops, rate, peaks[name]) for name, rate in RATES.items()
+                },
+                "skipped": {},
+            }
+        )
+        if cell.direction == "both" and not cell.causal:
+            peak = {x: int(y / cell.batch) for x, y in peaks.items()}
+            memory.append({**record, "batch": 1, "peak_bytes": peak})
+    kernel = {"name": "fused<1, 2>", "microseconds": 100.0}
+    return {
+        "benchmark": "cuda",
+        "driver": "580.0",
+        "cuda": "13.0",
+        "date": "2026-01-01T00:00:00+00:00",
+        "commit": "0123456",
+        "rounds": 7,
+        "device": DEVICE,
+        "providers": {name: {"version": "1.0"} for name in RATES} | {"x": {"unavailable": "no x"}},
+        "cells": cells,
+        "memory": memory,
+        "kernels": [{**cells[0], "provider": "onchip", "kernels": [kernel]}],
+    }
