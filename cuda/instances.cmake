@@ -20,20 +20,23 @@ onchip_kernels(sm80_fwd_@dtype@_d256@full@ SOURCE sm80/fwd.cuh FUNCTION sm80::fo
 onchip_kernels(sm80_fwd_@dtype@_d256_small@full@ SOURCE sm80/fwd.cuh FUNCTION sm80::forward_kernel
   TRAITS "sm80::Forward<@Element@, 256, 64, 32, 4, @kFull@, 1>")
 
-# Backward<Element, D, Br, Bc, warps, full, dV, dK and dQ, parts, stages, blocks of a multiprocessor>
+# Backward<Element, D, Br, Bc, warps by keys, by queries, full, parts, stages, buffers, blocks of a
+# multiprocessor>. By shared memory: 227 KiB, _single 163 KiB, _small 99 KiB. dK and dV hold 128 registers of a
+# thread: what is spilled belongs to the tile loop's bookkeeping and, in full variants, to options.
 onchip_kernels(sm80_bwd_@dtype@_d64@full@ SOURCE sm80/bwd.cuh FUNCTION sm80::backward_kernel
-  TRAITS "sm80::Backward<@Element@, 64, 64, 128, 4, @kFull@, true, true, 2, 2, 2>")
+  TRAITS "sm80::Backward<@Element@, 64, 64, 128, 4, 1, @kFull@, @kFull@ ? 4 : 2, 2, 2, 2>" SPILLS 64 112)
 onchip_kernels(sm80_bwd_@dtype@_d128@full@ SOURCE sm80/bwd.cuh FUNCTION sm80::backward_kernel
-  TRAITS "sm80::Backward<@Element@, 128, 64, 128, 8, @kFull@, true, true, 2, 2, 1>")
+  TRAITS "sm80::Backward<@Element@, 128, 64, 128, 4, 2, @kFull@, @kFull@ ? 2 : 1, 2, 2, 1>" SPILLS 0 304)
+onchip_kernels(sm80_bwd_@dtype@_d128_single@full@ SOURCE sm80/bwd.cuh FUNCTION sm80::backward_kernel
+  TRAITS "sm80::Backward<@Element@, 128, 64, 128, 4, 2, @kFull@, @kFull@ ? 2 : 1, 2, 1, 1>" SPILLS 32 352)
 onchip_kernels(sm80_bwd_@dtype@_d128_small@full@ SOURCE sm80/bwd.cuh FUNCTION sm80::backward_kernel
-  TRAITS "sm80::Backward<@Element@, 128, 64, 64, 4, @kFull@, true, true, 2, 1, 1>")
-# No registers for dV and dK at once.
+  TRAITS "sm80::Backward<@Element@, 128, 64, 64, 2, 2, @kFull@, @kFull@ ? 2 : 1, 1, 1, 1>" SPILLS 216 400)
 onchip_kernels(sm80_bwd_@dtype@_d256@full@ SOURCE sm80/bwd.cuh FUNCTION sm80::backward_kernel
-  TRAITS "sm80::Backward<@Element@, 256, 64, 128, 8, @kFull@, true, false, 1, 1, 1>"
-         "sm80::Backward<@Element@, 256, 64, 128, 8, @kFull@, false, true, 1, 1, 1>")
+  TRAITS "sm80::Backward<@Element@, 256, 64, 64, 2, 4, @kFull@, 1, 2, 1, 1>" SPILLS 16 136)
+onchip_kernels(sm80_bwd_@dtype@_d256_single@full@ SOURCE sm80/bwd.cuh FUNCTION sm80::backward_kernel
+  TRAITS "sm80::Backward<@Element@, 256, 64, 64, 2, 4, @kFull@, 1, 1, 1, 1>" SPILLS 32 128)
 onchip_kernels(sm80_bwd_@dtype@_d256_small@full@ SOURCE sm80/bwd.cuh FUNCTION sm80::backward_kernel
-  TRAITS "sm80::Backward<@Element@, 256, 64, 64, 4, @kFull@, true, false, 1, 1, 1>"
-         "sm80::Backward<@Element@, 256, 64, 64, 4, @kFull@, false, true, 1, 1, 1>")
+  TRAITS "sm80::Backward<@Element@, 256, 32, 32, 2, 2, @kFull@, 1, 1, 1, 1>" SPILLS 0 48)
 
 # Around it, by query tile: dQ in one order (deterministic), and dbias. Every option is in them.
 foreach(dim IN ITEMS 64 128 256)

@@ -28,16 +28,19 @@ __device__ inline std::int64_t sequence_of_row(const std::int32_t* cu_seqlens, s
 struct QueryRow {
   host::Sequence sequence;
   std::int64_t row = 0;       // among the rows of all sequences
+  std::int64_t batch = 0;     // index of its sequence in a dense tensor; packed: 0
   std::int64_t position = 0;  // in its sequence; below 0: in none
   int head = 0;
+  bool dense = true;
 
   /// This warp's row, number `number` counted over (row, head); false past the last.
   __device__ __forceinline__ bool find(const host::KernelParams& params, std::int64_t number) {
     const host::Problem& p = params.problem;
     if (number >= p.total_q * p.heads_q) return false;
     row = number / p.heads_q;
-    head = static_cast<int>(number % p.heads_q);
+    head = static_cast<int>(number - row * p.heads_q);
     if (p.packed) {
+      dense = false;
       if (p.batch == 0) {
         position = -1;
         return true;
@@ -48,8 +51,9 @@ struct QueryRow {
       position = row - sequence.q_start;
       if (position >= sequence.q_rows) position = -1;
     } else {
-      sequence = host::sequence_at(p, params.operands, row / p.seqlen_q);
-      position = row % p.seqlen_q;
+      batch = row / p.seqlen_q;
+      position = row - batch * p.seqlen_q;
+      sequence = host::sequence_at(p, params.operands, batch);
     }
     return true;
   }
@@ -62,10 +66,8 @@ struct QueryRow {
     return position >= 0 && position < sequence.q_len;
   }
   /// Element offset of the row in a query-side tensor.
-  [[nodiscard]] __device__ __forceinline__ std::int64_t offset(const host::Problem& p,
-                                                               const host::Strides& strides) const {
-    const std::int64_t batch = p.packed ? 0 : row / p.seqlen_q;
-    return host::offset_of(strides, batch, 0, p.packed ? row : row % p.seqlen_q, head);
+  [[nodiscard]] __device__ __forceinline__ std::int64_t offset(const host::Strides& strides) const {
+    return host::offset_of(strides, batch, 0, dense ? position : row, head);
   }
 };
 

@@ -78,8 +78,8 @@ cudaError_t launch_clear_unused(const host::KernelParams& params, cudaStream_t s
 cudaError_t launch_prepare_rows(const host::KernelParams& params, cudaStream_t stream) {
   const std::int64_t rows = params.problem.total_q * params.problem.heads_q;
   return by_dtype(params.problem.dtype, [&](auto element) {
-    prepare_rows<decltype(element)>
-        <<<grid_of(rows, kRowsPerBlock), 32 * kRowsPerBlock, 0, stream>>>(params);
+    prepare_rows<decltype(element)><<<grid_of(rows, kBlockThreads / prepare_lanes(params.problem)),
+                                      kBlockThreads, 0, stream>>>(params);
     return cudaGetLastError();
   });
 }
@@ -88,7 +88,8 @@ cudaError_t launch_finish_dq(const host::KernelParams& params, cudaStream_t stre
   const std::int64_t rows = params.problem.total_q * params.problem.heads_q;
   return by_16_bit_dtype(params.problem.dtype, [&](auto element) {
     finish_dq<decltype(element)>
-        <<<grid_of(rows, kRowsPerBlock), 32 * kRowsPerBlock, 0, stream>>>(params);
+        <<<grid_of(rows, kBlockThreads / finish_lanes(params.problem)), kBlockThreads, 0, stream>>>(
+            params);
     return cudaGetLastError();
   });
 }

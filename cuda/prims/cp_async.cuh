@@ -17,6 +17,12 @@ __device__ __forceinline__ void copy_16(std::uint32_t to, const void* from, bool
                "r"(bytes));
 }
 
+/// The same for 4 bytes.
+__device__ __forceinline__ void copy_4(std::uint32_t to, const void* from, bool valid) {
+  const int bytes = valid ? 4 : 0;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes));
+}
+
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;"); }
 
 /// Waits until at most `kPending` of this thread's groups are on their way.

@@ -33,14 +33,4 @@ __device__ __forceinline__ float warp_sum(float x) {
   return x;
 }
 
-/// to[0] += x, to[1] += y in device memory, in any order with other threads'; to is 8-byte aligned.
-__device__ __forceinline__ void add_pair(float* to, float x, float y) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("red.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x), "f"(y) : "memory");
-#else
-  atomicAdd(to, x);
-  atomicAdd(to + 1, y);
-#endif
-}
-
 }  // namespace onchip::cuda

@@ -98,7 +98,7 @@ inline __global__ void float32_forward(const __grid_constant__ host::KernelParam
     const KeyRows<float> k_rows(params, params.operands.k, p.k, at.sequence, work.kv_head);
     const KeyRows<float> v_rows(params, params.operands.v, p.v, at.sequence, work.kv_head);
     LaneRow q;
-    q.load(static_cast<const float*>(params.operands.q) + at.offset(p, p.q), dim);
+    q.load(static_cast<const float*>(params.operands.q) + at.offset(p.q), dim);
     for (int j = lo; j < hi; ++j) {
       LaneRow k;
       LaneRow v;
@@ -135,9 +135,9 @@ inline __global__ void float32_forward(const __grid_constant__ host::KernelParam
     if (leader) params.partial_lse[to] = lse;
     return;
   }
-  o.store(static_cast<float*>(params.operands.out) + at.offset(p, p.out), dim_v, factor);
+  o.store(static_cast<float*>(params.operands.out) + at.offset(p.out), dim_v, factor);
   if (leader && params.operands.lse != nullptr) {
-    static_cast<float*>(params.operands.lse)[at.offset(p, p.lse)] = lse;
+    static_cast<float*>(params.operands.lse)[at.offset(p.lse)] = lse;
   }
 }
 
@@ -176,8 +176,8 @@ inline __global__ void float32_dq(const __grid_constant__ host::KernelParams par
     const KeyRows<float> v_rows(params, params.operands.v, p.v, at.sequence, work.kv_head);
     LaneRow q;
     LaneRow dout;
-    q.load(static_cast<const float*>(params.operands.q) + at.offset(p, p.q), dim);
-    dout.load(static_cast<const float*>(params.operands.dout) + at.offset(p, p.dout), dim_v);
+    q.load(static_cast<const float*>(params.operands.q) + at.offset(p.q), dim);
+    dout.load(static_cast<const float*>(params.operands.dout) + at.offset(p.dout), dim_v);
     for (auto j = static_cast<int>(keys.lo); j < keys.hi; ++j) {
       LaneRow k;
       LaneRow v;
@@ -188,7 +188,7 @@ inline __global__ void float32_dq(const __grid_constant__ host::KernelParams par
       dq.add(pair.ds * pair.slope, k);
     }
   }
-  dq.store(static_cast<float*>(params.operands.dq) + at.offset(p, p.dq), dim,
+  dq.store(static_cast<float*>(params.operands.dq) + at.offset(p.dq), dim,
            static_cast<float>(p.scale));
 }
 

@@ -42,7 +42,7 @@ GpuWorkspace gpu_workspace(const Problem& p, std::int64_t num_splits) {
     w.delta = layout.take({p.total_q, p.heads_q, kFloatBytes});
     w.lse2 = layout.take({p.total_q, p.heads_q, kFloatBytes});
     if (!p.deterministic && !row_kernels(p))
-      w.dq_sum = layout.take({p.total_q, p.heads_q, p.dim, kFloatBytes});
+      w.dq_sum = layout.take({p.total_q, p.heads_q, ceil_div(p.dim, 16) * 16, kFloatBytes});
   }
   w.bytes = layout.used();
   return w;

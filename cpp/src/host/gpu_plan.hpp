@@ -16,7 +16,7 @@ struct GpuWorkspace {
   std::int64_t partial_lse = kAbsent;  // splits: float32 [splits][total_q * Hq]
   std::int64_t delta = kAbsent;        // backward: float32 [Hq][total_q]
   std::int64_t lse2 = kAbsent;         // backward: float32 [Hq][total_q]
-  std::int64_t dq_sum = kAbsent;       // backward: float32 [Hq][total_q][D]
+  std::int64_t dq_sum = kAbsent;       // backward: float32 [Hq][total_q][D to a multiple of 16]
   std::int64_t bytes = 0;
 };
 

@@ -65,11 +65,13 @@ inline constexpr std::array kTiles = {
     TileRow{"sm80", kFwd, 2, 128, 128, kAny, 128, 64, 2, 4, 0, 0, 0, 0, ""},
     TileRow{"sm80", kFwd, 2, 256, 256, kAny, 128, 64, 2, 8, 0, 0, 0, 0, ""},
     TileRow{"sm80", kFwd, 2, 256, 256, kAny, 64, 32, 2, 4, 0, 0, 0, 0, "_small"},
-    TileRow{"sm80", kBwd, 2, 64, 64, kAny, 64, 128, 2, 4, 0, 2, 1, 0, ""},
-    TileRow{"sm80", kBwd, 2, 128, 128, kAny, 64, 128, 2, 8, 0, 2, 1, 0, ""},
-    TileRow{"sm80", kBwd, 2, 128, 128, kAny, 64, 64, 1, 4, 0, 1, 1, 0, "_small"},
-    TileRow{"sm80", kBwd, 2, 256, 256, kAny, 64, 128, 1, 8, 0, 1, 1, 0, ""},
-    TileRow{"sm80", kBwd, 2, 256, 256, kAny, 64, 64, 1, 4, 0, 1, 1, 0, "_small"},
+    TileRow{"sm80", kBwd, 2, 64, 64, kAny, 64, 128, 2, 4, 0, 2, 2, 0, ""},
+    TileRow{"sm80", kBwd, 2, 128, 128, kAny, 64, 128, 2, 8, 2, 2, 2, 0, ""},
+    TileRow{"sm80", kBwd, 2, 128, 128, kAny, 64, 128, 2, 8, 1, 2, 1, 0, "_single"},
+    TileRow{"sm80", kBwd, 2, 128, 128, kAny, 64, 64, 1, 4, 1, 1, 1, 0, "_small"},
+    TileRow{"sm80", kBwd, 2, 256, 256, kAny, 64, 64, 2, 8, 1, 2, 1, 0, ""},
+    TileRow{"sm80", kBwd, 2, 256, 256, kAny, 64, 64, 1, 8, 1, 1, 1, 0, "_single"},
+    TileRow{"sm80", kBwd, 2, 256, 256, kAny, 32, 32, 1, 4, 1, 1, 1, 0, "_small"},
 
     // A warp computes a row, or a key: nothing is kept in shared memory.
     TileRow{"sm80", kFwd, 4, 256, 256, kAny, 8, 1, 0, 8, 0, 0, 0, 0, ""},
@@ -89,14 +91,16 @@ struct OnChipPart {
 constexpr std::array<OnChipPart, 9> on_chip_parts(const TileRow& row) {
   const std::int64_t e = row.element_bytes, br = row.tile_q, bc = row.tile_k;
   const bool backward = row.pass == Pass::backward;
+  // Rows of P and dS are keys, of at least 64 queries.
+  const std::int64_t score = row.family == "sm80" ? std::max<std::int64_t>(br, 64) : br;
   const std::int64_t kv = backward ? std::min(row.stages, 1) : row.stages;
   return {{
       {"Q", backward ? row.stages : std::min(row.stages, 1), br * row.dim * e},
       {"K", kv, bc * row.dim * e},
       {"V", kv, bc * row.dim_v * e},
-      {"P", row.p, br * bc * e},
+      {"P", row.p, score * bc * e},
       {"dO", row.dout, br * row.dim_v * e},
-      {"dS", row.ds, br * bc * e},
+      {"dS", row.ds, score * bc * e},
       {"dQ", row.dq, br * row.dim * 4},
       {"lse and D", backward ? row.stages : 0, br * 8},
       {"barriers", row.family == "sm90" ? 1 : 0, 1024},
