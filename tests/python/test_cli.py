@@ -15,7 +15,7 @@ pytest.importorskip("rich")
 from typer.testing import CliRunner, Result
 
 import onchip
-from onchip.cli import demo, doctor, memory, probes, selftest, text_input, unfused
+from onchip.cli import cuda, demo, doctor, memory, probes, selftest, text_input, unfused
 from onchip.cli.app import app
 from onchip.cli.bench.cells import DTYPES
 from onchip.cli.bench.cpu import bars
@@ -222,9 +222,44 @@ def test_doctor_as_json() -> None:
     assert report["library"]["version"] == onchip.__version__
     assert report["library"]["instruction_set"] == onchip.cpu_isa()
     assert report["library"]["threads"] == onchip.num_threads()
+    assert report["library"]["backends"] == ["cpu", *(["cuda"] if cuda.state().built else [])]
+    assert report["cuda"]["built"] == cuda.state().built
     versions = {framework["name"]: framework["version"] for framework in report["frameworks"]}
     assert versions["numpy"] == np.__version__
     assert set(versions) == set(doctor.FRAMEWORKS)
+
+
+@pytest.mark.parametrize(
+    ("state", "backends", "text"),
+    [
+        (cuda.State(False, "not built"), ["cpu"], "not in this build"),
+        (cuda.State(True, "no driver"), ["cpu", "cuda"], "no driver"),
+        (cuda.State(True, None), ["cpu", "cuda"], "Card (sm_90)"),
+    ],
+)
+def test_doctor_lists_the_backends_that_are_built(
+    monkeypatch: pytest.MonkeyPatch, state: cuda.State, backends: list[str], text: str
+) -> None:
+    monkeypatch.setattr(cuda, "state", lambda: state)
+    monkeypatch.setattr(cuda, "device_names", lambda: ["Card (sm_90)"])
+    assert json.loads(run("doctor", "--json", "--no-frameworks").stdout)["library"]["backends"] == (
+        backends
+    )
+    assert text in run("doctor", "--no-frameworks").output
+
+
+def test_state_of_the_cuda_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(error: Exception) -> Any:
+        def device_info(name: str) -> Any:
+            raise error
+
+        return device_info
+
+    monkeypatch.setattr(onchip, "device_info", refuses(NotImplementedError("no backend")))
+    assert cuda.state() == cuda.State(False, "no backend")
+    monkeypatch.setattr(onchip, "device_info", refuses(RuntimeError("no driver")))
+    assert cuda.state() == cuda.State(True, "no driver")
+    assert cuda.device_names() == []
 
 
 def test_doctor_tries_numpy() -> None:
@@ -260,15 +295,21 @@ def test_doctor_on_gpus() -> None:
     gpu = probes.Gpu(0, "H100", "81559 MiB", "90", "580.1")
     works = probes.Driver(True, "13.0", 1, None)
     hung = probes.Driver(True, "13.0", 0, "cuInit failed with code 999")
+    none = probes.Driver(False, None, 0, None)
+    usable = {"built": True, "error": None}
+    absent = {"built": False, "error": "no CUDA backend"}
+    broken = {"built": True, "error": "no device can be used"}
 
-    def levels(driver: probes.Driver, gpus: list[probes.Gpu], backends: list[str]) -> list[str]:
-        return [finding.level for finding in doctor.gpu_findings(driver, gpus, backends)]
+    def levels(driver: probes.Driver, gpus: list[probes.Gpu], backend: dict[str, Any]) -> list[str]:
+        return [finding.level for finding in doctor.gpu_findings(driver, gpus, backend)]
 
-    assert levels(works, [gpu], ["cpu", "cuda"]) == []
-    assert levels(works, [gpu], ["cpu"]) == ["note"]
-    assert levels(hung, [gpu], ["cpu", "cuda"]) == ["problem"]
-    assert levels(probes.Driver(False, None, 0, None), [gpu], ["cpu", "cuda"]) == ["problem"]
-    assert levels(probes.Driver(False, None, 0, None), [], ["cpu"]) == []
+    assert levels(works, [gpu], usable) == []
+    assert levels(works, [gpu], absent) == ["note"]
+    assert levels(works, [gpu], broken) == ["problem"]
+    assert levels(hung, [gpu], usable) == ["problem"]
+    assert levels(none, [gpu], usable) == ["problem"]
+    assert levels(none, [], absent) == []
+    assert levels(none, [], broken) == []
     blind = probes.Framework("torch", "2.13", True, False, None)
     numpy = probes.Framework("numpy", "2.0", True, None, None)
     subjects = [finding.subject for finding in doctor.framework_findings([numpy, blind], [gpu])]

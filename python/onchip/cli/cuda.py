@@ -24,3 +24,14 @@ def state() -> State:
     except RuntimeError as error:
         return State(True, str(error))
     return State(True, None)
+
+
+def device_names() -> list[str]:
+    """The devices that the backend sees, in their order."""
+    names = []
+    try:
+        while True:
+            info = onchip.device_info(f"cuda:{len(names)}")
+            names.append(f"{info.name} (sm_{info.compute_capability})")
+    except RuntimeError:  # no device of that number
+        return names

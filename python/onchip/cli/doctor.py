@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 import onchip
-from onchip.cli import probes, selftest
+from onchip.cli import cuda, probes, selftest
 from onchip.cli._console import EXIT_FAILED, console, format_bytes
 from onchip.cli.bench.environment import cpu_model, usable_cpus
 
@@ -35,7 +35,7 @@ def library_facts() -> dict[str, Any]:
         "path": os.path.dirname(onchip.__file__),
         "python": f"{platform.python_version()} ({sys.executable})",
         "system": platform.platform(),
-        "backends": ["cpu"],
+        "backends": ["cpu", "cuda"] if cuda.state().built else ["cpu"],
         "cpu": cpu_model(),
         "instruction_set": onchip.cpu_isa(),
         "threads": onchip.num_threads(),
@@ -66,8 +66,14 @@ def library_findings(facts: dict[str, Any]) -> list[Finding]:
     return findings
 
 
+def cuda_facts() -> dict[str, Any]:
+    """The CUDA backend: whether it is built, why it cannot be used, and the devices it sees."""
+    state = cuda.state()
+    return asdict(state) | {"devices": cuda.device_names() if state.usable else []}
+
+
 def gpu_findings(
-    driver: probes.Driver, gpus: list[probes.Gpu], backends: list[str]
+    driver: probes.Driver, gpus: list[probes.Gpu], backend: dict[str, Any]
 ) -> list[Finding]:
     findings = []
     if driver.error:
@@ -81,10 +87,12 @@ def gpu_findings(
         findings.append(
             Finding("note", "nvidia-smi", "the driver sees a GPU but nvidia-smi lists none")
         )
-    if gpus and "cuda" not in backends:
+    if gpus and not backend["built"]:
         findings.append(
             Finding("note", "gpu", "this build has no CUDA backend: the GPU will not be used")
         )
+    elif gpus and backend["error"]:
+        findings.append(Finding("problem", "cuda backend", backend["error"]))
     return findings
 
 
@@ -121,16 +129,18 @@ def doctor(
     The exit code is 1 where something is broken; notes do not count.
     """
     facts = library_facts()
+    backend = cuda_facts()
     driver, gpus = probes.cuda_driver(), probes.nvidia_gpus()
     found = [probes.framework(name, try_it=frameworks) for name in FRAMEWORKS]
     findings = [
         *library_findings(facts),
-        *gpu_findings(driver, gpus, facts["backends"]),
+        *gpu_findings(driver, gpus, backend),
         *framework_findings(found, gpus),
     ]
     healthy = not any(finding.level == "problem" for finding in findings)
     report = {
         "library": facts,
+        "cuda": backend,
         "driver": asdict(driver),
         "gpus": [asdict(gpu) for gpu in gpus],
         "frameworks": [asdict(framework) for framework in found],
@@ -140,13 +150,20 @@ def doctor(
     if as_json:
         print(json.dumps(report, indent=2))
     else:
-        _print(facts, driver, gpus, found, findings)
+        _print(facts, backend, driver, gpus, found, findings)
     if not healthy:
         raise typer.Exit(EXIT_FAILED)
 
 
+def _backend_text(backend: dict[str, Any]) -> str:
+    if not backend["built"]:
+        return "not in this build"
+    return ", ".join(backend["devices"]) or str(backend["error"])
+
+
 def _print(
     facts: dict[str, Any],
+    backend: dict[str, Any],
     driver: probes.Driver,
     gpus: list[probes.Gpu],
     frameworks: list[probes.Framework],
@@ -161,6 +178,7 @@ def _print(
     for name, value in shown.items():
         table.add_row(name.replace("_", " "), str(value))
     table.add_section()
+    table.add_row("cuda backend", _backend_text(backend))
     table.add_row("driver", driver.text())
     for gpu in gpus:
         table.add_row(f"gpu {gpu.index}", f"{gpu.name}, {gpu.memory}, sm_{gpu.compute_capability}")

@@ -24,40 +24,48 @@ if code == 0:
 print(version.value, code, count.value)
 """
 
-# Makes arrays in the framework, runs them through onchip and compares with a float64 computation.
+# Makes arrays in the framework, in host memory and on a GPU where onchip can use one, runs them
+# through onchip and compares with a float64 computation.
 _TRY_PROBE = """
 import sys
+import numpy
 import onchip
+from onchip.cli import cuda
 from onchip.cli.selftest import small_inputs, worst_error
 name = sys.argv[1]
 inputs = small_inputs()
 gpu = None
+places = {}  # arrays, and how a result gets back into host memory
 if name == "torch":
     import torch as framework
     arrays = [framework.from_numpy(x) for x in inputs]
+    places["cpu"] = arrays, numpy.asarray
     gpu = framework.cuda.is_available()
+    if gpu and cuda.state().usable:
+        places["gpu"] = [x.cuda() for x in arrays], lambda x: x.cpu().numpy()
 elif name == "jax":
     import jax as framework
     cpu = framework.devices("cpu")[0]
-    arrays = [framework.device_put(x, cpu) for x in inputs]
+    places["cpu"] = [framework.device_put(x, cpu) for x in inputs], numpy.asarray
     gpu = any(device.platform != "cpu" for device in framework.devices())
 elif name == "cupy":
     import cupy as framework
     gpu = framework.cuda.is_available()
-    arrays = None
+    if gpu and cuda.state().usable:
+        places["gpu"] = [framework.asarray(x) for x in inputs], framework.asnumpy
 elif name == "ml_dtypes":
     import ml_dtypes
-    arrays = [x.astype(ml_dtypes.bfloat16) for x in inputs]
+    places["cpu"] = [x.astype(ml_dtypes.bfloat16) for x in inputs], numpy.asarray
 else:
-    arrays = inputs
-if arrays is not None:
+    places["cpu"] = inputs, numpy.asarray
+for place, (arrays, back) in places.items():
     out = onchip.attention(*arrays, causal=True)
     if type(out).__module__.partition(".")[0] != type(arrays[0]).__module__.partition(".")[0]:
         raise TypeError(f"the result is a {type(out)}, the inputs are {type(arrays[0])}")
     limit = 0.05 if name == "ml_dtypes" else 1e-5
-    error = worst_error(out, inputs)
+    error = worst_error(back(out), inputs)
     if not error <= limit:
-        raise ValueError(f"attention is wrong by {error:.2g}")
+        raise ValueError(f"attention on the {place} is wrong by {error:.2g}")
 print(gpu)
 """
 
