@@ -19,6 +19,7 @@ from onchip.cli import cuda, demo, doctor, memory, probes, selftest, text_input,
 from onchip.cli.app import app
 from onchip.cli.bench.cells import DTYPES
 from onchip.cli.bench.cpu import bars
+from onchip.cli.places import HostPlace
 from oracle import backward, forward
 
 
@@ -75,8 +76,8 @@ def test_unfused_agrees_with_the_reference(causal: bool) -> None:
 def test_demo_passes_on_a_small_text(dtype: str) -> None:
     pytest.importorskip("ml_dtypes")
     done = run(
-        "demo", "--seqlen", 200, "--heads", 2, "--heads-kv", 1, "--dim", 16, "--dtype", dtype,
-        "--no-long", "--repeats", 1,
+        "demo", "--device", "cpu", "--seqlen", 200, "--heads", 2, "--heads-kv", 1, "--dim", 16,
+        "--dtype", dtype, "--no-long", "--repeats", 1,
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     for name in ("out", "lse", "dq", "dk", "dv", "faster", "less"):
@@ -86,7 +87,7 @@ def test_demo_passes_on_a_small_text(dtype: str) -> None:
 
 def test_demo_says_what_bfloat16_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-    done = run("demo", "--dtype", "bfloat16", "--no-long")
+    done = run("demo", "--device", "cpu", "--dtype", "bfloat16", "--no-long")
     assert done.exit_code == 2
     assert "pip install ml_dtypes" in done.stderr
 
@@ -100,7 +101,20 @@ def test_demo_fails_where_a_gradient_is_wrong(monkeypatch: pytest.MonkeyPatch) -
         return dq, dk, dv
 
     monkeypatch.setattr(onchip, "attention_backward", wrong)
-    done = run("demo", "--seqlen", 64, "--heads", 1, "--heads-kv", 1, "--dim", 8, "--no-long")
+    done = run(
+        "demo",
+        "--device",
+        "cpu",
+        "--seqlen",
+        64,
+        "--heads",
+        1,
+        "--heads-kv",
+        1,
+        "--dim",
+        8,
+        "--no-long",
+    )
     assert done.exit_code == 1
     assert "FAIL" in done.output
 
@@ -114,7 +128,11 @@ def test_demo_fails_on_nan() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
-    [(["--dtype", "int8"], "--dtype: int8"), (["--heads", 3, "--heads-kv", 2], "--heads-kv: 2")],
+    [
+        (["--dtype", "int8"], "--dtype: int8"),
+        (["--heads", 3, "--heads-kv", 2], "--heads-kv: 2"),
+        (["--device", "tpu"], "--device: tpu"),
+    ],
 )
 def test_demo_refuses(arguments: list[Any], named: str) -> None:
     done = run("demo", *arguments)
@@ -122,8 +140,21 @@ def test_demo_refuses(arguments: list[Any], named: str) -> None:
     assert named in done.stderr
 
 
+def test_demo_chooses_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setattr(cuda, "state", lambda: cuda.State(True, None))
+    monkeypatch.setattr(demo, "TorchPlace", lambda: "the GPU")
+    assert demo.choose_place("auto") == demo.choose_place("cuda") == "the GPU"
+    assert isinstance(demo.choose_place("cpu"), HostPlace)
+    monkeypatch.setattr(cuda, "state", lambda: cuda.State(True, "no driver"))
+    assert isinstance(demo.choose_place("auto"), HostPlace)
+    done = run("demo", "--device", "cuda")
+    assert done.exit_code == 2
+    assert "--device: no driver" in done.stderr
+
+
 def test_long_sequence_stays_under_the_memory_bar() -> None:
-    heavy = demo.weigh_long_sequence(full=False)
+    heavy = demo.weigh_long_sequence(HostPlace(), full=False)
     assert heavy.planned.score_bytes == 4 * 32768**2
     assert heavy.planned.output_bytes == 4 * 32768 * 64 * 4 + 32768 * 4
     assert 0 < heavy.planned.share < bars.MAX_MEMORY_SHARE
@@ -315,3 +346,18 @@ def test_doctor_on_gpus() -> None:
     subjects = [finding.subject for finding in doctor.framework_findings([numpy, blind], [gpu])]
     assert subjects == ["torch", "ml_dtypes"]
     assert [f.subject for f in doctor.framework_findings([blind], [])] == []
+
+
+# ------------------------------------------------------------------- a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_demo_on_a_gpu(dtype: str) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("ml_dtypes")
+    if not cuda.state().usable:
+        pytest.skip(str(cuda.state().error))
+    done = run("demo", "--device", "cuda", "--seqlen", 512, "--dtype", dtype)
+    assert done.exit_code == 0, done.output
+    assert "torch on the GPU" in done.output

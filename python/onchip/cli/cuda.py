@@ -28,7 +28,7 @@ def state() -> State:
 
 def device_names() -> list[str]:
     """The devices that the backend sees, in their order."""
-    names = []
+    names: list[str] = []
     try:
         while True:
             info = onchip.device_info(f"cuda:{len(names)}")

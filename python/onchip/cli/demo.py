@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """`onchip demo`: attention, forward and backward, on a text; checked, timed and weighed."""
 
-import statistics
+import importlib.util
 import time
-from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import typer
 from rich.table import Table
 
 import onchip
-from onchip.cli import memory, unfused
+from onchip.cli import cuda, memory, unfused
 from onchip.cli._console import (
     EXIT_FAILED,
     console,
@@ -24,6 +23,7 @@ from onchip.cli._console import (
 from onchip.cli.bench.cells import DTYPES
 from onchip.cli.bench.cpu.bars import MAX_MEMORY_SHARE
 from onchip.cli.bench.cpu.tensors import numpy_dtype
+from onchip.cli.places import Cost, HostPlace, Place, TorchPlace
 from onchip.cli.text_input import loss_gradient, make_problem
 
 Array = unfused.Array
@@ -39,13 +39,6 @@ class Results(NamedTuple):
     dv: Array
 
 
-class Timed(NamedTuple):
-    results: Results
-    forward_seconds: float
-    backward_seconds: float
-    grown_bytes: int | None  # greatest growth of the process, forward and backward
-
-
 class LongSequence(NamedTuple):
     planned: memory.Memory  # with every key visible
     run: memory.Memory  # planned for what was run
@@ -53,56 +46,64 @@ class LongSequence(NamedTuple):
     seconds: float
 
 
-def _clock(call: Callable[[], Any], repeats: int) -> tuple[Any, float]:
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        result = call()
-        times.append(time.perf_counter() - start)
-    return result, statistics.median(times)
+def choose_place(device: str) -> Place:
+    """`auto` is a GPU where the CUDA backend sees one and torch is there to bring arrays to it."""
+    if device not in ("auto", "cpu", "cuda"):
+        fail(f"--device: {device} is not one of auto, cpu, cuda")
+    if device == "cpu":
+        return HostPlace()
+    error = cuda.state().error
+    if error is None and importlib.util.find_spec("torch") is None:
+        error = "arrays on a GPU need torch: pip install torch"
+    if error is None:
+        return TorchPlace()
+    if device == "cuda":
+        fail(f"--device: {error}")
+    return HostPlace()
 
 
-def run_onchip(q: Array, k: Array, v: Array, dout: Array, repeats: int) -> Timed:
-    def both() -> Results:
+def run_onchip(
+    place: Place, dout: Array, q: Array, k: Array, v: Array, repeats: int
+) -> tuple[Results, Cost]:
+    dout, q, k, v = (place.put(x) for x in (dout, q, k, v))
+
+    def both() -> tuple[Array, ...]:
         out, lse = onchip.attention(q, k, v, causal=True, return_lse=True)
-        return Results(out, lse, *onchip.attention_backward(dout, q, k, v, out, lse, causal=True))
+        return (out, lse, *onchip.attention_backward(dout, q, k, v, out, lse, causal=True))
 
-    results, grown = memory.peak_growth(both)
-    out, lse = results.out, results.lse
-    _, forward = _clock(
+    results, peak = place.weigh(both)
+    out, lse = results[:2]
+    forward = place.seconds(
         lambda: onchip.attention(q, k, v, causal=True, return_lse=True), repeats
-    )  # fmt: skip
-    _, backward = _clock(
+    )
+    backward = place.seconds(
         lambda: onchip.attention_backward(dout, q, k, v, out, lse, causal=True), repeats
     )
-    return Timed(results, forward, backward, grown)
+    return Results(*(place.back(x) for x in results)), Cost(forward, backward, peak)
 
 
-def run_unfused(q: Array, k: Array, v: Array, dout: Array) -> Timed:
-    """In float32, with what is stored rounded to the inputs' dtype."""
+def run_unfused(dout: Array, q: Array, k: Array, v: Array) -> tuple[Results, Cost]:
+    """NumPy, in float32, with what is stored rounded to the inputs' dtype."""
     narrow = q.dtype if q.dtype.itemsize == 2 else None
-    q, k, v, dout = (x.astype(np.float32, copy=False) for x in (q, k, v, dout))
-    times: dict[str, float] = {}
+    dout, q, k, v = (x.astype(np.float32, copy=False) for x in (dout, q, k, v))
+    times = []
 
     def both() -> Results:
-        saved, times["forward"] = _clock(
-            lambda: unfused.forward(q, k, v, causal=True, round_to=narrow), 1
-        )
-        gradients, times["backward"] = _clock(
-            lambda: unfused.backward(dout, q, k, v, saved, round_to=narrow), 1
-        )
+        times.append(time.perf_counter())
+        saved = unfused.forward(q, k, v, causal=True, round_to=narrow)
+        times.append(time.perf_counter())
+        gradients = unfused.backward(dout, q, k, v, saved, round_to=narrow)
+        times.append(time.perf_counter())
         return Results(saved.out, saved.lse, *gradients)
 
-    results, grown = memory.peak_growth(both)
+    results, peak = memory.peak_growth(both)
     if narrow is not None:
         out, lse, *gradients = results
-        results = Results(
-            out.astype(narrow), lse, *(gradient.astype(narrow) for gradient in gradients)
-        )
-    return Timed(results, times["forward"], times["backward"], grown)
+        results = Results(out.astype(narrow), lse, *(x.astype(narrow) for x in gradients))
+    return results, Cost(times[1] - times[0], times[2] - times[1], peak)
 
 
-def run_float64(q: Array, k: Array, v: Array, dout: Array) -> Results:
+def run_float64(dout: Array, q: Array, k: Array, v: Array) -> Results:
     """Head by head, so that the score matrices of all heads need not fit."""
     group = q.shape[2] // k.shape[2]
     parts = []
@@ -145,30 +146,35 @@ def error_rows(
     return rows
 
 
-def weigh_long_sequence(full: bool) -> LongSequence:
-    """One head over LONG_SEQLEN tokens, forward and backward.
+def weigh_long_sequence(place: Place, full: bool) -> LongSequence:
+    """One head over LONG_SEQLEN tokens, forward and backward, in the place's own dtype.
 
     A short window runs through the same buffers in a moment; `full` computes every score.
     """
     window = (-1, -1) if full else LONG_WINDOW
     shape = (1, memory.LONG_SEQLEN, 1, memory.LONG_DIM)
     rng = np.random.default_rng(0)
-    q, k, v, dout = (rng.standard_normal(shape, np.float32) for _ in range(4))
+    q, k, v, dout = (
+        place.put(rng.standard_normal(shape, np.float32).astype(place.dtype)) for _ in range(4)
+    )
 
     def both() -> None:
         out, lse = onchip.attention(q, k, v, window=window, return_lse=True)
         onchip.attention_backward(dout, q, k, v, out, lse, window=window)
 
     start = time.perf_counter()
-    _, grown = memory.peak_growth(both)
+    _, grown = place.weigh(both)
     seconds = time.perf_counter() - start
-    planned, run = memory.long_sequence_memory(), memory.long_sequence_memory(window=window)
+    planned, run = (
+        memory.long_sequence_memory(place.dtype, device=place.device, window=x)
+        for x in ((-1, -1), window)
+    )
     return LongSequence(planned, run, grown, seconds)
 
 
-def _warm_up() -> None:
-    """Starts the threads, so that their stacks do not count as the computation's memory."""
-    x = np.ones((1, 64, 1, 16), np.float32)
+def _warm_up(place: Place) -> None:
+    """Starts the threads, or the GPU, so that their memory does not count as the computation's."""
+    x = place.put(np.ones((1, 64, 1, 16), np.float32))
     out, lse = onchip.attention(x, x, x, return_lse=True)
     onchip.attention_backward(x, x, x, x, out, lse)
 
@@ -178,7 +184,13 @@ def demo(
     heads: Annotated[int, typer.Option(min=1)] = 4,
     heads_kv: Annotated[int, typer.Option(min=1)] = 2,
     dim: Annotated[int, typer.Option(min=1)] = 64,
-    dtype: Annotated[str, typer.Option(help=", ".join(DTYPES))] = "float32",
+    dtype: Annotated[
+        str | None,
+        typer.Option(help=f"{', '.join(DTYPES)}; default: float32, on a GPU float16."),
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="cpu, cuda, or auto: a GPU where there is one.")
+    ] = "auto",
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs of onchip.")] = 3,
     long: Annotated[bool, typer.Option(help=f"Also weigh {memory.LONG_SEQLEN} tokens.")] = True,
     full: Annotated[
@@ -190,31 +202,35 @@ def demo(
 
     The exit code is 1 where a result or the memory is not within its bound.
     """
-    if dtype not in DTYPES:
+    if dtype is not None and dtype not in DTYPES:
         fail(f"--dtype: {dtype} is not one of {', '.join(DTYPES)}")
     if heads % heads_kv:
         fail(f"--heads-kv: {heads_kv} does not divide --heads {heads}")
     started = time.perf_counter()
+    place = choose_place(device)
+    dtype = dtype or place.dtype
     out = console()
-    threads = onchip.num_threads()
-    out.print(f"[bold]onchip {onchip.__version__}[/], {onchip.cpu_isa()}, {threads} threads")
+    out.print(f"[bold]onchip {onchip.__version__}[/], {place.label}")
     problem = make_problem(seqlen, heads, heads_kv, dim)
     with library_errors():
         q, k, v = (x.astype(numpy_dtype(dtype)) for x in (problem.q, problem.k, problem.v))
-        _warm_up()
-        heavy = weigh_long_sequence(full) if long else None
-        loss, gradient = loss_gradient(problem, onchip.attention(q, k, v, causal=True))
-        dout = gradient.astype(q.dtype)
-        ours = run_onchip(q, k, v, dout, repeats)
-    naive = run_unfused(q, k, v, dout)
-    rows = error_rows(run_float64(q, k, v, dout), ours.results, naive.results)
+        _warm_up(place)
+        heavy = weigh_long_sequence(place, full) if long else None
+        first = onchip.attention(*(place.put(x) for x in (q, k, v)), causal=True)
+        loss, gradient = loss_gradient(problem, place.back(first))
+        inputs = (gradient.astype(q.dtype), q, k, v)
+        results, ours = run_onchip(place, *inputs, repeats)
+        on_device = place.unfused(*inputs)
+        planned = memory.planned_memory(q.shape, k.shape, dtype, causal=True, device=place.device)
+    naive_results, on_host = run_unfused(*inputs)
+    rows = error_rows(run_float64(*inputs), results, naive_results)
     out.print(
         f"Causal self-attention over {seqlen} characters of this program's own source: {heads} "
         f"heads, {heads_kv} key heads, d = {dim}, {dtype}.\nBackward from the loss of the next "
         f"character ({loss:.3f} nats, untrained)."
     )
     out.print(_error_table(rows))
-    out.print(_cost_table(ours, naive, memory.planned_memory(q.shape, k.shape, dtype, causal=True)))
+    out.print(_cost_table(place.peer, ours, on_device or on_host, planned))
     passed = all(error <= bound for _, error, _, bound in rows)
     if heavy is not None:
         passed &= _print_long(heavy)
@@ -236,11 +252,11 @@ def _error_table(rows: list[tuple[str, float, float, float]]) -> Table:
     return table
 
 
-def _cost_table(ours: Timed, naive: Timed, planned: memory.Memory) -> Table:
-    def grown(timed: Timed) -> str:
-        return "not measured" if timed.grown_bytes is None else format_bytes(timed.grown_bytes)
+def _cost_table(peer: str, ours: Cost, naive: Cost, planned: memory.Memory) -> Table:
+    def grown(cost: Cost) -> str:
+        return "not measured" if cost.peak_bytes is None else format_bytes(cost.peak_bytes)
 
-    table = Table(title="Time and memory beside the unfused computation (NumPy)")
+    table = Table(title=f"Time and memory beside the unfused computation ({peer})")
     for name in ("", "onchip", "unfused", "ratio"):
         table.add_column(name, justify="right" if name else "left")
     for name, mine, theirs in (
@@ -257,8 +273,8 @@ def _cost_table(ours: Timed, naive: Timed, planned: memory.Memory) -> Table:
         "memory, computed", format_bytes(own), format_bytes(standard), f"{standard / own:.1f}x less"
     )
     ratio = ""
-    if ours.grown_bytes and naive.grown_bytes:
-        ratio = f"{naive.grown_bytes / ours.grown_bytes:.1f}x less"
+    if ours.peak_bytes and naive.peak_bytes:
+        ratio = f"{naive.peak_bytes / ours.peak_bytes:.1f}x less"
     table.add_row("memory, measured growth", grown(ours), grown(naive), ratio)
     return table
 

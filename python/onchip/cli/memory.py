@@ -50,10 +50,10 @@ LONG_SEQLEN = 32768
 LONG_DIM = 64
 
 
-def long_sequence_memory(**options: Any) -> Memory:
-    """The memory bar's shape: one head, s = 32768, d = 64, float32."""
+def long_sequence_memory(dtype: str = "float32", **options: Any) -> Memory:
+    """The memory bar's shape: one head, s = 32768, d = 64; on the CPU in float32."""
     shape = (1, LONG_SEQLEN, 1, LONG_DIM)
-    return planned_memory(shape, shape, "float32", **options)
+    return planned_memory(shape, shape, dtype, **options)
 
 
 def _resident_bytes() -> int | None:

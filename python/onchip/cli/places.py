@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where `onchip demo` computes: how arrays get there and back, and what times and weighs a call."""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+import onchip
+from onchip.cli import memory, unfused
+
+Array = unfused.Array
+Call = Callable[[], Any]
+
+
+class Cost(NamedTuple):
+    forward_seconds: float
+    backward_seconds: float
+    peak_bytes: int | None  # of forward and backward, beyond the inputs
+
+
+class Place(Protocol):
+    device: str  # as `onchip.plan` takes it
+    peer: str  # who computes unfused
+    dtype: str  # what is shown where none is asked for
+
+    @property
+    def label(self) -> str: ...
+    def put(self, x: Array) -> Any: ...
+    def back(self, x: Any) -> Array: ...
+    def seconds(self, call: Call, repeats: int) -> float: ...
+    def weigh(self, call: Call) -> tuple[Any, int | None]: ...
+    def unfused(self, dout: Array, q: Array, k: Array, v: Array) -> Cost | None:
+        """Of the unfused computation there; None where that is the one in NumPy."""
+        ...
+
+
+class HostPlace:
+    """NumPy arrays."""
+
+    device = "cpu"
+    peer = "NumPy"
+    dtype = "float32"
+
+    @property
+    def label(self) -> str:
+        return f"{onchip.cpu_isa()}, {onchip.num_threads()} threads"
+
+    def put(self, x: Array) -> Array:
+        return x
+
+    def back(self, x: Array) -> Array:
+        return x
+
+    def seconds(self, call: Call, repeats: int) -> float:
+        times = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - start)
+        return statistics.median(times)
+
+    def weigh(self, call: Call) -> tuple[Any, int | None]:
+        return memory.peak_growth(call)
+
+    def unfused(self, dout: Array, q: Array, k: Array, v: Array) -> Cost | None:
+        return None
+
+
+class TorchPlace:
+    """torch tensors on the current GPU."""
+
+    device = "cuda"
+    peer = "torch on the GPU"
+    dtype = "float16"
+
+    def __init__(self) -> None:
+        import torch
+
+        from onchip.cli.bench.gpu.meter import CudaMeter
+
+        self._torch: Any = torch
+        self._meter = CudaMeter()
+
+    @property
+    def label(self) -> str:
+        return onchip.device_info(self.device).name
+
+    def put(self, x: Array) -> Any:
+        if x.dtype.name == "bfloat16":  # torch does not know ml_dtypes' type
+            return self._torch.from_numpy(x.view(np.uint16)).view(self._torch.bfloat16).cuda()
+        return self._torch.from_numpy(x).cuda()
+
+    def back(self, x: Any) -> Array:
+        array: Array = x.float().cpu().numpy()
+        return array
+
+    def seconds(self, call: Call, repeats: int) -> float:
+        sample = self._meter.clock("backward").sampler(call, 1)
+        return statistics.median(sample() for _ in range(repeats))
+
+    def weigh(self, call: Call) -> tuple[Any, int | None]:
+        return call(), self._meter.peak_bytes(call)
+
+    def unfused(self, dout: Array, q: Array, k: Array, v: Array) -> Cost | None:
+        torch = self._torch
+        inputs = [self.put(x).requires_grad_() for x in (q, k, v)]
+        gradient = self.put(dout)
+        group = q.shape[2] // k.shape[2]
+
+        def forward() -> Any:
+            qh, kh, vh = (x.transpose(1, 2) for x in inputs)
+            kh, vh = (x.repeat_interleave(group, 1) for x in (kh, vh))
+            s = qh * q.shape[3] ** -0.5 @ kh.transpose(-1, -2)
+            hidden = torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).triu_(1)
+            return (torch.softmax(s.masked_fill_(hidden, -torch.inf), -1) @ vh).transpose(1, 2)
+
+        def backward(out: Any) -> Any:
+            return torch.autograd.grad(out, inputs, gradient, retain_graph=True)
+
+        _, peak = self.weigh(lambda: backward(forward()))
+        out = forward()
+        return Cost(self.seconds(forward, 3), self.seconds(lambda: backward(out), 3), peak)
