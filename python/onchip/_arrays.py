@@ -159,28 +159,69 @@ class CuPy(Family):
         return x
 
 
+class _Filled:
+    """Memory that JAX allocated and a call on `stream` filled, to be taken as a new array."""
+
+    def __init__(self, x: Any, stream: int) -> None:
+        self._x, self._stream = x, stream
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        device: tuple[int, int] = self._x.__dlpack_device__()
+        return device
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self._x.__dlpack__(stream=self._stream)
+
+
 class Jax(Family):
-    """JAX arrays are immutable and may share memory with others, so no result is written into one:
-    it is computed in a Buffer, which JAX then takes over."""
+    """JAX arrays are immutable and may share memory with others, so no result is written into one
+    that the caller sees. In host memory it is computed in a Buffer, which JAX then takes over.
+
+    On a GPU the work runs on the stream that JAX has for work of others: DLPack makes it wait for
+    the inputs, and each result becomes an array that JAX knows to be ready when the stream gets
+    there. XLA's own stream is then made to wait for it, so that memory which is freed after the
+    call (inputs, workspace) is not used again too early. The host waits for nothing.
+    """
 
     name = "JAX"
 
+    def __init__(self) -> None:
+        self._jax = sys.modules["jax"]
+        self._marks: dict[Any, Any] = {}  # by device: an array of one shape, to compile once
+        # keep_unused: without it the argument would be dropped, and nobody would wait for it.
+        self._await = self._jax.jit(lambda x: 0, keep_unused=True)
+
+    def stream(self, x: Any) -> int | None:
+        (device,) = x.devices()
+        if device.platform != "gpu":
+            return None
+        stream: int = device.get_stream_for_external_ready_events()
+        return stream
+
     def take(self, name: str, x: Any, stream: int | None) -> _core.Tensor:
-        x.block_until_ready()
+        if stream is None:
+            x.block_until_ready()
         return _core.Tensor(name, x.__dlpack__(stream=stream))
 
     def check_writable(self, name: str, x: Any) -> None:
         raise TypeError(f"{name}: JAX arrays are immutable, expected none; use the returned array")
 
     def empty(self, like: Any, shape: Sequence[int], dtype: str) -> Any:
-        if self.stream(like) is not None:
-            raise NotImplementedError(
-                "JAX arrays on a GPU: use onchip.jax, which XLA allocates for"
-            )
-        return _core.Buffer(shape, dtype)
+        (device,) = like.devices()
+        if device.platform != "gpu":
+            return _core.Buffer(shape, dtype)
+        return self._jax.numpy.empty(shape, dtype, device=device)
 
     def finish(self, like: Any, x: Any) -> Any:
-        return sys.modules["jax"].dlpack.from_dlpack(x)
+        if type(x) is _core.Buffer:
+            return self._jax.dlpack.from_dlpack(x)
+        (device,) = like.devices()
+        stream = device.get_stream_for_external_ready_events()
+        if device not in self._marks:
+            self._marks[device] = self._jax.numpy.zeros(1, "uint8", device=device)
+        result = self._jax.dlpack.from_dlpack(_Filled(x, stream))
+        self._await(self._jax.dlpack.from_dlpack(_Filled(self._marks[device], stream)))
+        return result
 
 
 _MAKERS: dict[str, Callable[[type], Family]] = {
@@ -235,13 +276,14 @@ def family_of(name: str, x: object) -> Family:
 class Operands:
     """The arrays of one call. `lead` decides family, device and stream."""
 
-    __slots__ = ("call", "family", "lead", "stream")
+    __slots__ = ("call", "family", "lead", "stream", "workspace")
 
     def __init__(self, call: _core.Call, name: str, lead: Any) -> None:
         self.call = call
         self.family = family_of(name, lead)
         self.lead = lead
         self.stream = self.family.stream(lead)
+        self.workspace: _core.Tensor | None = None  # kept until the results are finished
 
     def take(self, name: str, x: Any) -> _core.Tensor:
         """The memory of `x`, after checking that its family may stand beside the lead's."""
@@ -292,7 +334,6 @@ class Operands:
     def run(self) -> None:
         """Plans, allocates the workspace, computes."""
         size = self.call.prepare()
-        workspace = None
         if size:
-            _, workspace = self.allocate("workspace", (size,), "uint8")
-        self.call.run(workspace, self.stream or 0)
+            _, self.workspace = self.allocate("workspace", (size,), "uint8")
+        self.call.run(self.workspace, self.stream or 0)

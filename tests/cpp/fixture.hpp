@@ -67,6 +67,7 @@ struct Spec {
   onchip::DType dtype = onchip::DType::float32;
   bool packed = false, paged = false, backward = true, small = false;
   double poison = std::numeric_limits<double>::quiet_NaN();  // where nothing may be read
+  bool gpu = false;  // head dimensions are multiples of 8; backward in either order
 };
 
 /// Memory for one launch, full of NaN, aligned as the library asks, with guards.
@@ -125,6 +126,12 @@ std::unique_ptr<Problem> random_problem(const Spec& spec, Rng& rng);
 
 /// The options and shapes in one line, for messages.
 std::string describe(const onchip::Attention& attention);
+
+/// The naive computation's results. Where `got` errs by more than twice what they do, each element
+/// is the worst of a few draws of its rounding errors: the greatest of few errors of one draw may
+/// be small by luck.
+oracle::Results yardstick(const onchip::Attention& attention, onchip::Pass pass,
+                          const oracle::Results& exact, const oracle::Results& got);
 
 /// error <= 2 x naive error + slack (float64: rounding only), NaNs and infinities in the same
 /// places.

@@ -192,8 +192,8 @@ struct HeadResults {
 
 class Computation {
  public:
-  Computation(const Attention& a, Pass pass, DType precision)
-      : a_(a), pass_(pass), precision_(precision) {
+  Computation(const Attention& a, Pass pass, DType precision, double grid)
+      : a_(a), pass_(pass), precision_(precision), grid_(grid) {
     packed_ = a.cu_seqlens_q.given();
     paged_ = a.block_table.given();
     heads_ = a.q.shape[packed_ ? 1 : 2];
@@ -222,7 +222,9 @@ class Computation {
   }
 
  private:
-  [[nodiscard]] double keep(double value) const { return rounded(precision_, value); }
+  [[nodiscard]] double keep(double value) const {
+    return rounded(precision_, value * grid_) / grid_;
+  }
 
   template <class Term>
   [[nodiscard]] double sum(Index count, Term term) const {
@@ -490,6 +492,7 @@ class Computation {
   const Attention& a_;
   Pass pass_;
   DType precision_;
+  double grid_;
   bool packed_ = false, paged_ = false;
   Index heads_ = 0, heads_kv_ = 0, dim_ = 0;
   double scale_ = 1, drop_ = 0;
@@ -498,8 +501,8 @@ class Computation {
 
 }  // namespace
 
-Results attention(const Attention& attention, Pass pass, DType precision) {
-  return Computation(attention, pass, precision).run();
+Results attention(const Attention& attention, Pass pass, DType precision, double grid) {
+  return Computation(attention, pass, precision, grid).run();
 }
 
 }  // namespace oracle

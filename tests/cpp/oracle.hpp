@@ -65,8 +65,9 @@ struct Results {
 };
 
 /// out and lse; with `Pass::backward` the gradients too. Reads the inputs of `attention`, and of
-/// its outputs only the shapes.
+/// its outputs only the shapes. Values are rounded to those of `precision` divided by `grid`: with
+/// another grid the same computation makes other rounding errors of the same size.
 Results attention(const onchip::Attention& attention, onchip::Pass pass,
-                  onchip::DType precision = onchip::DType::float64);
+                  onchip::DType precision = onchip::DType::float64, double grid = 1.0);
 
 }  // namespace oracle

@@ -31,6 +31,7 @@ Index random_length(const Spec& spec, Rng& rng) {
 
 Index random_dim(const Spec& spec, Rng& rng) {
   constexpr std::array<Index, 6> kUsual{8, 16, 32, 64, 96, 128};
+  if (spec.gpu) return 8 * (chance(rng, 0.8) ? uniform(rng, 1, 16) : uniform(rng, 17, 32));
   if (spec.small) return uniform(rng, 1, 24);
   return chance(rng, 0.4) ? kUsual[rng() % kUsual.size()] : uniform(rng, 1, 160);
 }
@@ -87,6 +88,7 @@ class Builder {
     add_scores();
     problem_->add_results(spec_.backward, layout_, rng_);
     if (!spec_.backward) add_splits();
+    if (spec_.backward && spec_.gpu) a().options.deterministic = chance(rng_, 0.5);
     poison_unused();
     return std::move(problem_);
   }

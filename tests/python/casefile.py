@@ -33,6 +33,8 @@ class Case:
     options: dict[str, Any]
     expect: dict[str, Array]
     tolerance: float
+    deterministic: bool = False  # asked of backward
+    wide_bias: bool = False  # bias in the statistics' dtype
 
     @property
     def qkv(self) -> tuple[Array, Array, Array]:
@@ -56,10 +58,10 @@ class Case:
         given.pop("split_size", None)  # how, not what, to compute
         return given
 
-    def reference(self, precision: str = "float64") -> dict[str, Array]:
+    def reference(self, precision: str = "float64", grid: float = 1.0) -> dict[str, Array]:
         """What oracle.py makes of it: the right answer, or the naive computation's."""
-        options = self.oracle_options
-        out, lse = oracle.forward(*self.qkv, **options, precision=precision)
+        options = {**self.oracle_options, "precision": precision, "grid": grid}
+        out, lse = oracle.forward(*self.qkv, **options)
         found = {"out": out, "lse": lse}
         if self.has_gradients:
             gradients = oracle.backward(
@@ -67,7 +69,6 @@ class Case:
                 *self.qkv,
                 dlse=self.inputs.get("dlse"),
                 **options,
-                precision=precision,
             )
             found.update((n, x) for n, x in gradients._asdict().items() if x is not None)
         return found

@@ -8,10 +8,40 @@ import numpy as np
 import oracle
 from casefile import Array, Case
 
+# A run of the naive computation is one draw of its rounding errors, and the greatest of few errors
+# may be small by luck. The yardstick is the worst of these draws (see `oracle._Arithmetic`).
+GRIDS = (1.0, 1.19, 1.41, 1.68)
+
 
 def expect_right(case: Case, got: dict[str, Array], dtype: str) -> None:
     exact = case.reference()
-    naive = exact if dtype == "float64" else case.reference(dtype)
+    naive: dict[str, Array] = {}
+    grids = GRIDS if dtype in ("float16", "bfloat16") else GRIDS[:1]
+    for grid in grids:
+        draw = exact if dtype == "float64" else case.reference(dtype, grid)
+        naive = {name: worse(exact[name], naive.get(name, x), x) for name, x in draw.items()}
+        try:
+            expect_within(case, got, exact, naive, dtype)
+        except AssertionError:  # a later draw may only widen what is within
+            if grid == grids[-1]:
+                raise
+        else:
+            return
+
+
+def worse(exact: Array, one: Array, other: Array) -> Array:
+    """Each element of the one that is further off."""
+    with np.errstate(invalid="ignore"):
+        return np.where(np.abs(other - exact) > np.abs(one - exact), other, one)
+
+
+def expect_within(
+    case: Case,
+    got: dict[str, Array],
+    exact: dict[str, Array],
+    naive: dict[str, Array],
+    dtype: str,
+) -> None:
     for name, expected in exact.items():
         if name == "lse":
             bound = 1e-11 if dtype == "float64" else 1e-4

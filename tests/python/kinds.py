@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,9 @@ import pytest
 import onchip
 
 Array = np.ndarray[Any, Any]
+
+# JAX would take three quarters of a GPU's memory when it starts.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
 def export(array: Array, max_version: tuple[int, int] | None) -> Any:
@@ -87,16 +91,21 @@ def _torch(dtype: str) -> Kind:
     )
 
 
-def _jax(dtype: str) -> Kind:
+def _jax(dtype: str, platform: str = "cpu") -> Kind:
     jax = pytest.importorskip("jax")
-    jnp = jax.numpy
+    held = jax.numpy.dtype(dtype)
+    try:
+        device = jax.devices(platform)[0]
+    except RuntimeError as reason:
+        pytest.skip(str(reason))
+    # Cast by NumPy: JAX would compile that for every shape.
     return Kind(
         dtype=dtype,
         cls=jax.Array,
-        make=lambda x: jnp.asarray(x.astype(np.float32), dtype),
-        make_stats=lambda x: jnp.asarray(x, jnp.float32),
-        make_int=lambda x: jnp.asarray(x, jnp.int32),
-        back=lambda x: np.asarray(x.astype(jnp.float32)).astype(np.float64),
+        make=lambda x: jax.device_put(x.astype(held), device),
+        make_stats=lambda x: jax.device_put(x.astype(np.float32), device),
+        make_int=lambda x: jax.device_put(x.astype(np.int32), device),
+        back=lambda x: np.asarray(x).astype(np.float64),
         address=lambda x: int(x.unsafe_buffer_pointer()),
         dtype_of=lambda x: str(x.dtype),
     )
@@ -129,19 +138,45 @@ def _torch_cuda(dtype: str) -> Kind:
 
 def _cupy(dtype: str) -> Kind:
     cupy = pytest.importorskip("cupy")
+    narrow = dtype == "bfloat16"  # travels as the 16-bit integers that hold it
+    held: Any = np.dtype(_ml_dtypes().bfloat16 if narrow else dtype)
+
+    def make(x: Array) -> Any:
+        return (
+            cupy.asarray(x.astype(held).view("u2")).view(held) if narrow else cupy.asarray(x, held)
+        )
+
+    def back(x: Any) -> Array:
+        values = (
+            cupy.asnumpy(x.view("u2")).view(held) if x.dtype == held and narrow else cupy.asnumpy(x)
+        )
+        return values.astype(np.float64)
+
     return Kind(
         dtype=dtype,
         cls=cupy.ndarray,
-        make=lambda x: cupy.asarray(x.astype(dtype)),
+        make=make,
         make_stats=lambda x: cupy.asarray(x.astype(np.float32)),
         make_int=lambda x: cupy.asarray(x.astype(np.int32)),
-        back=lambda x: cupy.asnumpy(x).astype(np.float64),
+        back=back,
         address=lambda x: int(x.data.ptr),
         dtype_of=lambda x: str(x.dtype),
     )
 
 
 GPU_KINDS: dict[str, Callable[[], Kind]] = {
+    "cupy-bfloat16": lambda: _cupy("bfloat16"),
+    "cupy-float16": lambda: _cupy("float16"),
+    "cupy-float32": lambda: _cupy("float32"),
+    "jax-cuda-bfloat16": lambda: _jax("bfloat16", "cuda"),
+    "jax-cuda-float16": lambda: _jax("float16", "cuda"),
+    "jax-cuda-float32": lambda: _jax("float32", "cuda"),
+    "torch-cuda-bfloat16": lambda: _torch_cuda("bfloat16"),
+    "torch-cuda-float16": lambda: _torch_cuda("float16"),
+    "torch-cuda-float32": lambda: _torch_cuda("float32"),
+}
+
+KINDS: dict[str, Callable[[], Kind]] = {
     "cupy-float16": lambda: _cupy("float16"),
     "cupy-float32": lambda: _cupy("float32"),
     "torch-cuda-bfloat16": lambda: _torch_cuda("bfloat16"),
@@ -163,3 +198,25 @@ KINDS: dict[str, Callable[[], Kind]] = {
     "torch-float32": lambda: _torch("float32"),
     "torch-float64": lambda: _torch("float64"),
 }
+
+
+def need_gpu() -> None:
+    """Skips, with the reason, where the library has no GPU to compute on."""
+    try:
+        onchip.device_info("cuda")
+    except (NotImplementedError, RuntimeError) as reason:
+        pytest.skip(str(reason))
+
+
+def kind_of(name: str) -> Kind:
+    """A kind of either table; skips where it cannot be had."""
+    if name in GPU_KINDS:
+        need_gpu()
+    return {**KINDS, **GPU_KINDS}[name]()
+
+
+def gpu_params(*names: str) -> list[Any]:
+    """Parameters for tests that run on a GPU too: these kinds, or all, with the marks they need."""
+    # Frameworks warn about this and that of a machine; it is not what is tested.
+    marks = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+    return [pytest.param(name, marks=marks) for name in names or sorted(GPU_KINDS)]

@@ -17,16 +17,18 @@ STATISTICS = {"alibi_slopes", "sinks", "dlse"}
 INTEGERS = {"cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "seqlens_k", "block_table"}
 
 
-def give(kind: Kind, name: str, values: Array) -> Any:
+def give(case: Case, kind: Kind, name: str, values: Array) -> Any:
     if name in INTEGERS:
         return kind.make_int(values)
-    return kind.make_stats(values) if name in STATISTICS else kind.make(values)
+    if name in STATISTICS or (name == "bias" and case.wide_bias):
+        return kind.make_stats(values)
+    return kind.make(values)
 
 
 def results(case: Case, kind: Kind) -> dict[str, Array]:
     """out, lse and, where the case has dout, the gradients, by name, in float64."""
     q, k, v = (kind.make(x) for x in case.qkv)
-    options = {**case.options, **{name: give(kind, name, x) for name, x in case.rest.items()}}
+    options = {**case.options, **{name: give(case, kind, name, x) for name, x in case.rest.items()}}
     forward = {
         "dense": onchip.attention,
         "varlen": onchip.attention_varlen,
@@ -39,7 +41,8 @@ def results(case: Case, kind: Kind) -> dict[str, Array]:
         gradients = {"dense": onchip.attention_backward, "varlen": onchip.attention_varlen_backward}
         all_of_them = gradients[case.op](
             kind.make(case.inputs["dout"]), q, k, v, out, lse,
-            dlse=None if dlse is None else kind.make_stats(dlse), **options,
+            dlse=None if dlse is None else kind.make_stats(dlse),
+            deterministic=case.deterministic, **options,
         )  # fmt: skip
         names = ["dq", "dk", "dv"]
         names += ["dbias"] if "bias" in case.inputs else []

@@ -38,20 +38,25 @@ def to_bfloat16(x: Array) -> Array:
 
 
 class _Arithmetic:
-    """The accumulator's type, and rounding to the type that a matrix is kept in."""
+    """The accumulator's type, and rounding to the type that a matrix is kept in.
 
-    def __init__(self, precision: str) -> None:
+    What is kept are values of that type divided by `grid`: with another grid the same computation
+    makes other rounding errors of the same size.
+    """
+
+    def __init__(self, precision: str, grid: float = 1.0) -> None:
         self.precision = precision
         self.type = np.float64 if precision == "float64" else np.float32
+        self.grid = self.type(grid)
 
     def read(self, x: Any) -> Array:
         return np.asarray(x).astype(self.type)
 
     def keep(self, x: Array) -> Array:
         if self.precision == "float16":
-            return x.astype(np.float16).astype(self.type)
+            return (x * self.grid).astype(np.float16).astype(self.type) / self.grid
         if self.precision == "bfloat16":
-            return to_bfloat16(x)
+            return to_bfloat16(x * self.grid) / self.grid
         return x.astype(self.type)
 
 
@@ -313,10 +318,10 @@ def _heads(
 
 
 def forward(
-    q: Array, k: Array, v: Array, *, precision: str = "float64", **options: Any
+    q: Array, k: Array, v: Array, *, precision: str = "float64", grid: float = 1.0, **options: Any
 ) -> tuple[Array, Array]:
     """out and lse. The options are those of the library; paged: block_table and seqused_k."""
-    a, o = _Arithmetic(precision), _options(q, options)
+    a, o = _Arithmetic(precision, grid), _options(q, options)
     out = np.zeros((*q.shape[:-1], v.shape[-1]), a.type)
     axes = q.shape[:-1]
     lse = np.full((axes[0], axes[2], axes[1]) if q.ndim == 4 else (axes[1], axes[0]), -np.inf)
@@ -335,9 +340,10 @@ def backward(
     *,
     dlse: Array | None = None,
     precision: str = "float64",
+    grid: float = 1.0,
     **options: Any,
 ) -> Gradients:
-    a, o = _Arithmetic(precision), _options(q, options)
+    a, o = _Arithmetic(precision, grid), _options(q, options)
     dq, dk, dv = (np.zeros(x.shape, a.type) for x in (q, k, v))
     bias = o["bias"]
     dbias = None if bias is None else np.zeros(np.shape(bias), np.float64)

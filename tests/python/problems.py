@@ -52,12 +52,14 @@ class _Builder:
         self, choices: Choices, rng: np.random.Generator, longest: int, gpu: bool = False
     ) -> None:
         self.c, self.rng, self.longest = choices, rng, longest
-        self.op = choices.pick(["dense", "dense", "varlen", "paged"])
+        self.op = choices.pick(["dense", "dense", "varlen", "varlen", "paged"])
         self.batch = choices.integer(0, 3)
         self.heads_kv = choices.integer(1, 2)
         self.heads = self.heads_kv * choices.integer(1, 3)
         # GPUs take multiples of 8.
-        self.dim = choices.pick([8, 16, 40, 64, 96, 136] if gpu else [1, 3, 8, 16, 40, 64, 129])
+        self.dim = choices.pick(
+            [8, 16, 40, 64, 96, 128, 136, 256] if gpu else [1, 3, 8, 16, 40, 64, 129]
+        )
         self.dim_v = choices.pick([self.dim, self.dim, 8 if gpu else 5, 32])
         self.inputs: dict[str, Array] = {}
         self.options: dict[str, Any] = {}
@@ -72,7 +74,10 @@ class _Builder:
         {"dense": self.dense, "varlen": self.varlen, "paged": self.paged}[self.op]()
         self.mask()
         self.scores()
-        return Case("random", self.op, self.inputs, self.options, {}, 0.0)
+        return Case(
+            "random", self.op, self.inputs, self.options, {}, 0.0,
+            deterministic=self.c.pick([False, True]), wide_bias=self.c.pick([False, True]),
+        )  # fmt: skip
 
     def dense(self) -> None:
         rows, keys = self.lengths(2)
@@ -183,5 +188,25 @@ def awkward(x: Array, rng: np.random.Generator, rubbish: float) -> Array:
     view = view[tuple(slice(0, x.shape[axis]) for axis in order)].transpose(np.argsort(order))
     turn = tuple(slice(None, None, int(rng.choice([1, 1, -1]))) for _ in range(lead))
     view = view[turn]
+    view[...] = x
+    return view
+
+
+def awkward_on_device(x: Any, rng: np.random.Generator) -> Any:
+    """The same for an array of PyTorch or CuPy: permuted and padded, NaN in the gaps."""
+    if not hasattr(x, "strides") and not hasattr(x, "stride"):  # JAX has no strides
+        return x
+    lead = x.ndim - 1
+    order = [*rng.permutation(lead).tolist(), lead]
+    padded = [x.shape[axis] + int(rng.integers(0, 3)) for axis in order]
+    wide = x.new_empty(padded) if hasattr(x, "new_empty") else type(x)(tuple(padded), x.dtype)
+    view = wide[tuple(slice(0, x.shape[axis]) for axis in order)]
+    back = np.argsort(order).tolist()
+    if hasattr(wide, "permute"):
+        wide.fill_(np.nan)
+        view = view.permute(*back)
+    else:
+        wide.fill(np.nan)
+        view = view.transpose(back)
     view[...] = x
     return view

@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import casefile
 import library
@@ -15,33 +19,26 @@ import onchip
 import oracle
 from casefile import Case
 from comparison import expect_right
-from kinds import GPU_KINDS, Kind
-from problems import RandomChoices, eighths, random_case
+from kinds import GPU_KINDS, Kind, need_gpu
+from on_gpu import attend, expect_near, normal, reference, torch
+from poison import poisoned_allocations
+from problems import HypothesisChoices, RandomChoices, awkward_on_device, eighths, random_case
 
 # Frameworks warn about this and that of a machine; it is not what is tested here.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _device() -> None:
-    try:
-        onchip.device_info("cuda")
-    except (NotImplementedError, RuntimeError) as reason:
-        pytest.skip(str(reason))
+@pytest.fixture(autouse=True)
+def _device() -> Iterator[None]:
+    """A GPU, and NaN in all that is allocated for a call."""
+    need_gpu()
+    with poisoned_allocations():
+        yield
 
 
 @pytest.fixture(params=sorted(GPU_KINDS))
 def kind(request: pytest.FixtureRequest) -> Kind:
     return GPU_KINDS[request.param]()
-
-
-def torch() -> Any:
-    return pytest.importorskip("torch")
-
-
-def normal(*shape: int, seed: int = 0, dtype: str = "bfloat16") -> Any:
-    generator = torch().Generator("cuda").manual_seed(seed)
-    return torch().randn(shape, generator=generator, device="cuda", dtype=getattr(torch(), dtype))
 
 
 @pytest.mark.parametrize("path", casefile.FILES, ids=lambda path: path.stem)
@@ -59,11 +56,40 @@ def test_case(path: Path, kind: Kind) -> None:
     expect_right(case, library.results(case, kind), kind.dtype)
 
 
-@pytest.mark.parametrize("number", range(60))
+@pytest.mark.parametrize("number", range(40))
 def test_random_problem(number: int, kind: Kind) -> None:
     rng = np.random.default_rng((3, number))
     case = random_case(RandomChoices(rng), rng, 200, gpu=True)
     expect_right(case, library.results(case, kind), kind.dtype)
+
+
+def with_awkward_strides(kind: Kind, rng: np.random.Generator) -> Kind:
+    return dataclasses.replace(
+        kind,
+        make=lambda x: awkward_on_device(kind.make(x), rng),
+        make_stats=lambda x: awkward_on_device(kind.make_stats(x), rng),
+    )
+
+
+@pytest.mark.parametrize("name", [n for n in sorted(GPU_KINDS) if not n.startswith("jax")])
+@settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+def test_agrees_with_the_reference(name: str, data: st.DataObject) -> None:
+    kind = GPU_KINDS[name]()
+    rng = np.random.default_rng(data.draw(st.integers(0, 1000), label="seed"))
+    case = dataclasses.replace(
+        random_case(HypothesisChoices(data), rng, gpu=True), deterministic=True
+    )
+    got = library.results(case, with_awkward_strides(kind, rng))
+    expect_right(case, got, kind.dtype)
+    again = library.results(case, kind)
+    for key, value in got.items():
+        np.testing.assert_array_equal(again[key], value, err_msg=f"{key} depends on strides")
 
 
 @pytest.mark.parametrize("dim", [64, 72, 128, 192, 256])
@@ -89,6 +115,10 @@ def test_results_are_of_the_callers_kind(name: str) -> None:
     assert isinstance(out, kind.cls)
     assert kind.dtype_of(out) == kind.dtype
     assert kind.dtype_of(lse) == "float32"
+    if name.startswith("jax"):
+        with pytest.raises(TypeError, match="immutable"):
+            onchip.attention(q, q, q, out=q)
+        return
     given = kind.make(np.full((1, 3, 2, 8), np.nan))
     assert onchip.attention(q, q, q, out=given) is given
     np.testing.assert_array_equal(kind.back(given), kind.back(out))
@@ -101,6 +131,44 @@ def test_dropout_mask_is_the_cpus_bit_for_bit() -> None:
         got = onchip.dropout_mask(shape, p, seed, offset, like=like)
         expected = onchip.dropout_mask(shape, p, seed, offset)
         np.testing.assert_array_equal(got.cpu().numpy(), np.asarray(expected))
+
+
+def kept_by(case: Case, kind: Kind) -> tuple[Any, Any]:
+    """Which weights the forward and the backward pass keep: (B, H, Sq, Sk).
+
+    With q = 0 all weights are equal, rows of the identity as values show them one by one in out,
+    and as dout in dv.
+    """
+    got = library.results(case, kind)
+    forward = got["out"].transpose(0, 2, 1, 3) > 0
+    return forward, got["dv"].transpose(0, 2, 3, 1) > 0
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_kernels_drop_what_the_cpu_drops(dim: int, kind: Kind) -> None:
+    """Bit for bit, several tiles of rows and of keys."""
+    batch, heads = 2, 3
+    q = np.zeros((batch, dim, heads, dim))
+    identity = np.broadcast_to(np.eye(dim)[None, :, None], q.shape).copy()
+    options = {"dropout_p": 0.3, "seed": 2**63 + 5, "offset": 7}
+    inputs = {"q": q, "k": q, "v": identity, "dout": identity}
+    forward, backward = kept_by(Case("dropout", "dense", inputs, options, {}, 0.0), kind)
+    expected = np.asarray(onchip.dropout_mask((batch, heads, dim, dim), 0.3, 2**63 + 5, 7)) == 1
+    np.testing.assert_array_equal(forward, expected)
+    np.testing.assert_array_equal(backward, expected)
+
+
+@pytest.mark.parametrize("split_size", [8, 13, 64])
+def test_splits_drop_what_the_whole_drops(split_size: int, kind: Kind) -> None:
+    keys = 128
+    q = kind.make(np.zeros((2, 3, 4, keys)))
+    k = kind.make(np.zeros((2, keys, 4, keys)))
+    v = kind.make(np.broadcast_to(np.eye(keys)[None, :, None], (2, keys, 4, keys)).copy())
+    lengths = kind.make_int(np.array([keys, keys]))
+    given: dict[str, Any] = {"dropout_p": 0.4, "seed": 11, "split_size": split_size}
+    out = onchip.decode(q, k, v, seqlens_k=lengths, **given)
+    expected = np.asarray(onchip.dropout_mask((2, 4, 3, keys), 0.4, 11)) == 1
+    np.testing.assert_array_equal(kind.back(out).transpose(0, 2, 1, 3) > 0, expected)
 
 
 @pytest.mark.parametrize("count", [1, 3, 20])
@@ -135,12 +203,6 @@ def test_splits(split_size: int, kind: Kind) -> None:
     expect_right(case, library.results(case, kind), kind.dtype)
 
 
-def attend(q: Any, k: Any, v: Any, dout: Any, **options: Any) -> list[Any]:
-    backward = {"deterministic": options.pop("deterministic", False)}
-    out, lse = onchip.attention(q, k, v, **options, return_lse=True)
-    return [out, lse, *onchip.attention_backward(dout, q, k, v, out, lse, **options, **backward)]
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_repeats_bit_for_bit(dim: int, dtype: str) -> None:
@@ -166,13 +228,35 @@ def test_a_row_does_not_depend_on_its_neighbours_in_the_batch() -> None:
         assert torch().equal(alone, decoded[part])
 
 
-def reference(q: Any, k: Any, v: Any) -> Any:
-    scores = torch().einsum("bihd,bjhd->bhij", q.double(), k.double()) / q.shape[-1] ** 0.5
-    return torch().einsum("bhij,bjhd->bihd", scores.softmax(-1), v.double())
+def test_a_row_does_not_depend_on_how_it_is_packed() -> None:
+    """Backward too, in fixed order; neighbours that hold NaN change nothing."""
+    lengths = [70, 1, 0, 200, 129]
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    q, dout = (normal(int(starts[-1]), 4, 64, seed=s) for s in (0, 1))
+    k, v = (normal(int(starts[-1]), 2, 64, seed=s) for s in (2, 3))
 
+    def packed(*x: Any, cu: Any) -> list[Any]:
+        given = {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "causal": True}
+        out, lse = onchip.attention_varlen(*x[:3], **given, return_lse=True)
+        gradients = onchip.attention_varlen_backward(
+            x[3], *x[:3], out, lse, **given, deterministic=True
+        )
+        return [out, lse.T, *gradients]
 
-def expect_near(got: Any, expected: Any) -> None:
-    assert (got.double() - expected).abs().max() < 2e-2
+    whole = packed(q, k, v, dout, cu=torch().from_numpy(starts).cuda())
+    for b, length in enumerate(lengths):
+        part = slice(int(starts[b]), int(starts[b + 1]))
+        cu = torch().tensor([0, length], dtype=torch().int32, device="cuda")
+        alone = packed(*(x[part].contiguous() for x in (q, k, v, dout)), cu=cu)
+        for got, expected in zip(whole, alone, strict=True):
+            assert torch().equal(got[part], expected)
+    for x in (q, k, v, dout):
+        x[: starts[3]] = torch().nan
+        x[starts[4] :] = torch().nan
+    beside_nan = packed(q, k, v, dout, cu=torch().from_numpy(starts).cuda())
+    part = slice(int(starts[3]), int(starts[4]))
+    for got, expected in zip(beside_nan, whole, strict=True):
+        assert torch().equal(got[part], expected[part])
 
 
 def test_a_batch_of_100000_and_1000_heads() -> None:
@@ -200,21 +284,6 @@ def test_100000_packed_sequences() -> None:
         wanted = attend(x, x, x, dout[None, part], causal=True)
         for got, expected in zip((out, *gradients), (wanted[0], *wanted[2:]), strict=True):
             assert (got[None, part].double() - expected.double()).abs().sum() < 1e-1
-
-
-def test_strides_beyond_31_bits() -> None:
-    if torch().cuda.mem_get_info()[0] < 24 * 2**30:
-        pytest.skip("needs 24 GiB of free device memory")
-    far = 2**31 + 64
-    memory = torch().empty(far + 100 * 256, dtype=torch().bfloat16, device="cuda")
-    x = memory.as_strided((2, 100, 2, 128), (far, 256, 128, 1))
-    x.copy_(normal(2, 100, 2, 128))
-    out = torch().empty_like(memory).as_strided(x.shape, x.stride())
-    onchip.attention(x, x, x, out=out)
-    expect_near(out, reference(x, x, x))
-    dense = attend(*(x.contiguous() for _ in range(4)), deterministic=True)
-    for got, expected in zip(attend(x, x, x, x, deterministic=True), dense, strict=True):
-        assert torch().equal(got, expected)
 
 
 def test_unaligned_rows() -> None:

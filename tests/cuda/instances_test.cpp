@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every kernel instance of this build at work on a problem of a few tiles. The sanitizers run
+// these.
+#include <algorithm>
+#include <array>
+#include <set>
+#include <string>
+
+#include "common/kernel.hpp"
+#include "device.hpp"
+#include "onchip/plan.hpp"
+
+namespace {
+
+using fixture::Layout;
+using fixture::Problem;
+using fixture::Rng;
+using onchip::DType;
+using onchip::Pass;
+using Index = std::int64_t;
+
+constexpr std::int64_t kSmallDevice = 99 << 10;  // shared memory of a block on consumer GPUs
+
+/// What chooses an instance.
+struct Choice {
+  DType dtype = DType::float32;
+  Index dim = 64;
+  bool full = false, small = false;
+
+  [[nodiscard]] std::string name() const {
+    return std::string(onchip::name_of(dtype)) + "_d" + std::to_string(dim) +
+           (full ? "_full" : "_lean") + (small ? "_small" : "");
+  }
+};
+
+std::vector<Choice> choices() {
+  std::vector<Choice> all;
+  for (const DType dtype : {DType::bfloat16, DType::float16, DType::float32}) {
+    for (const Index dim : {64, 128, 256}) {
+      for (const bool full : {false, true}) {
+        all.push_back({dtype, dim, full, false});
+        if (dtype != DType::float32 && dim > 64) all.push_back({dtype, dim, full, true});
+      }
+    }
+  }
+  return all;
+}
+
+/// Two tiles of rows and two of keys, the last ones cut short; every option where `full`.
+std::unique_ptr<Problem> problem_of(const Choice& x, bool deterministic) {
+  Rng rng(7);
+  auto problem = std::make_unique<Problem>();
+  onchip::Attention& a = problem->attention;
+  const Index rows = 137;
+  const Index keys = 149;
+  a.q = problem->add(x.dtype, {1, rows, 2, x.dim}, Layout::dense, rng);
+  a.k = problem->add(x.dtype, {1, keys, 1, x.dim}, Layout::dense, rng);
+  a.v = problem->add(x.dtype, {1, keys, 1, x.dim - 8}, Layout::dense, rng);
+  a.options.causal = !x.full;
+  a.options.deterministic = deterministic;
+  if (x.full) {
+    a.options.softcap = 5;
+    a.options.dropout_p = 0.25;
+    a.options.seed = 3;
+    a.options.window_left = 90;
+    a.bias = problem->add(x.dtype, {1, 2, rows, keys}, Layout::dense, rng);
+    a.alibi_slopes = problem->add(DType::float32, {2}, Layout::dense, rng);
+    fixture::fill_normal(a.alibi_slopes, rng, 0.1);
+    a.sinks = problem->add(DType::float32, {2}, Layout::dense, rng);
+  }
+  problem->add_results(true, Layout::dense, rng);
+  a.dlse = problem->add(DType::float32, {1, 2, rows}, Layout::dense, rng);
+  return problem;
+}
+
+onchip::DeviceInfo small_device() {
+  onchip::DeviceInfo info = onchip::device_info("cuda:0");
+  info.on_chip_bytes = kSmallDevice;
+  return info;
+}
+
+void call_small(const onchip::Attention& attention, Pass pass) {
+  const device::Mirror mirror(attention);
+  mirror.upload();
+  const device::Launch launch(mirror.attention, pass, small_device());
+  const device::Stream stream;
+  launch(mirror.attention, stream);
+  stream.synchronize();
+  mirror.download();
+}
+
+class GpuInstances : public device::Needs<::testing::TestWithParam<Choice>> {};
+
+TEST_P(GpuInstances, AreRight) {
+  const Choice& choice = GetParam();
+  for (const bool deterministic : {false, true}) {
+    const auto problem = problem_of(choice, deterministic);
+    problem->run_with(choice.small ? call_small : device::call, Pass::forward);
+    problem->run_with(choice.small ? call_small : device::call, Pass::backward);
+    problem->expect_right(true, choice.name());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, GpuInstances, ::testing::ValuesIn(choices()),
+                         [](const auto& info) { return info.param.name(); });
+
+/// The tests above leave out no instance. Needs no device.
+TEST(Instances, AreAllTested) {
+  std::set<std::string> tested;
+  for (const Choice& choice : choices()) {
+    onchip::DeviceInfo info = onchip::device_info("H200");
+    info.family = 80;
+    if (choice.small) info.on_chip_bytes = kSmallDevice;
+    for (const Pass pass : {Pass::forward, Pass::backward}) {
+      onchip::Attention a = problem_of(choice, false)->attention;
+      for (const auto member :
+           {&onchip::Attention::q, &onchip::Attention::k, &onchip::Attention::v,
+            &onchip::Attention::bias, &onchip::Attention::alibi_slopes, &onchip::Attention::sinks,
+            &onchip::Attention::out, &onchip::Attention::lse, &onchip::Attention::dout,
+            &onchip::Attention::dlse, &onchip::Attention::dq, &onchip::Attention::dk,
+            &onchip::Attention::dv, &onchip::Attention::dbias, &onchip::Attention::dsinks}) {
+        (a.*member).device = {onchip::DeviceType::cuda, 0};
+      }
+      tested.insert(onchip::plan(a, pass, info).info().kernel);
+    }
+  }
+  for (const onchip::cuda::Kernel& kernel : onchip::cuda::kernels()) {
+    const std::string name = kernel.name;
+    if (name.find("_fwd_") == std::string::npos && name.find("_bwd_") == std::string::npos)
+      continue;
+    EXPECT_TRUE(tested.contains(name)) << name;
+  }
+}
+
+class GpuHelpers : public device::Needs<::testing::TestWithParam<DType>> {};
+
+/// Parts of keys, some of them empty, and their combination; also page by page.
+TEST_P(GpuHelpers, Splits) {
+  Rng rng(5);
+  Problem problem;
+  onchip::Attention& a = problem.attention;
+  a.q = problem.add(GetParam(), {2, 3, 4, 64}, Layout::dense, rng);
+  a.k = problem.add(GetParam(), {14, 16, 2, 64}, Layout::dense, rng);
+  a.v = problem.add(GetParam(), {14, 16, 2, 64}, Layout::dense, rng);
+  a.seqused_k = problem.add_integers({97, 20}, rng);
+  a.block_table = problem.add(DType::int32, {2, 7}, Layout::dense, rng);
+  fixture::set_where(a.block_table, [](auto) { return true; }, -1);
+  for (std::int32_t n = 0; n < 9; ++n) {
+    const std::array<Index, 2> at{n / 7, n % 7};
+    oracle::encode(DType::int32, oracle::address(a.block_table, at), 13 - n);
+  }
+  a.sinks = problem.add(DType::float32, {4}, Layout::dense, rng);
+  problem.add_results(false, Layout::dense, rng);
+  for (const Index split_size : {Index{13}, Index{64}}) {
+    a.options.split_size = split_size;
+    problem.run_with(device::call, Pass::forward);
+    problem.expect_right(false, "split_size " + std::to_string(split_size));
+  }
+}
+
+TEST_P(GpuHelpers, MergedPartsAreTheWhole) {
+  Rng rng(6);
+  Problem whole;
+  onchip::Attention& a = whole.attention;
+  a.q = whole.add(GetParam(), {1, 5, 2, 64}, Layout::dense, rng);
+  a.k = whole.add(GetParam(), {1, 40, 2, 64}, Layout::dense, rng);
+  a.v = whole.add(GetParam(), {1, 40, 2, 64}, Layout::dense, rng);
+  whole.add_results(false, Layout::dense, rng);
+  Problem parts[2];
+  std::vector<onchip::TensorView> outs;
+  std::vector<onchip::TensorView> lses;
+  std::vector<device::Mirror> mirrors;
+  mirrors.reserve(3);
+  for (std::size_t n = 0; n < 2; ++n) {
+    onchip::Attention& part = parts[n].attention;
+    part = a;
+    for (onchip::TensorView* view : {&part.k, &part.v}) {
+      view->shape[1] = 20;
+      view->data = static_cast<std::byte*>(view->data) +
+                   static_cast<Index>(n) * 20 * view->stride[1] * onchip::size_of(view->dtype);
+    }
+    parts[n].add_results(false, Layout::dense, rng);
+    parts[n].run_with(device::call, Pass::forward);
+    mirrors.emplace_back(part);
+    mirrors.back().upload();
+    outs.push_back(mirrors.back().attention.out);
+    lses.push_back(mirrors.back().attention.lse);
+  }
+  mirrors.emplace_back(a);
+  mirrors.back().upload();
+  const device::Stream stream;
+  onchip::merge_states(outs, lses, mirrors[2].attention.out, mirrors[2].attention.lse,
+                       stream.view());
+  stream.synchronize();
+  mirrors[2].download();
+  whole.expect_right(false, "merged");
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, GpuHelpers,
+                         ::testing::Values(DType::bfloat16, DType::float16, DType::float32),
+                         [](const auto& info) { return onchip::name_of(info.param); });
+
+}  // namespace
