@@ -337,6 +337,27 @@ TEST(Planner, TakesTheCpusTilesFromTheCpuPlan) {
   EXPECT_EQ(make_plan(backward_of(p), some_cpu()).kernel, "cpu_bwd_float64");
 }
 
+// Broadcast arrays have any extent: sizes that do not fit into 64 bits are refused, not wrapped.
+TEST(Planner, RefusesACpuWorkspaceThatDoesNotFit) {
+  const auto refused = [](const Problem& p) {
+    const std::string error = plan_error(p, some_cpu());
+    EXPECT_NE(error.find("workspace: the problem needs 2^63 bytes or more"), std::string::npos)
+        << error;
+  };
+  constexpr std::int64_t kMany = std::int64_t{1} << 40;
+  Problem p = dense(kMany, kMany, 1, 1, 1, 8);
+  refused(p);
+  refused(backward_of(dense(2, 1, 1, kMany, kMany, kMany)));
+  p = backward_of(dense(1, 2, 2, 1, 1, 8));
+  p.packed = p.has_cu_seqlens_k = true;
+  p.batch = p.seqlen_k = p.total_k = kMany;
+  EXPECT_EQ(plan_error(p, some_cpu()), "no error");  // a thread's own sums of a head
+  p = dense(1, 8, 8, 1, kMany, 8);
+  p.split_size = 1;
+  p.total_q = kMany;
+  refused(p);
+}
+
 TEST(Planner, CostsLieBetweenOncePerTensorAndNoCache) {
   for_random_plans([](const Problem& p, const DeviceInfo&, const PlanInfo& info) {
     // Outputs are written once at least; nothing moves more than without a cache.

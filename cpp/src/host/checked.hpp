@@ -26,4 +26,16 @@ inline std::int64_t product(std::initializer_list<std::int64_t> factors) {
   return result;
 }
 
+inline std::int64_t sum(std::int64_t a, std::int64_t b) {
+  std::int64_t result = 0;
+  if (__builtin_add_overflow(a, b, &result)) too_large();
+  return result;
+}
+
+/// `bytes` in whole units of `alignment`.
+inline std::int64_t aligned_bytes(std::initializer_list<std::int64_t> factors,
+                                  std::int64_t alignment) {
+  return product({ceil_div(product(factors), alignment), alignment});
+}
+
 }  // namespace onchip::host

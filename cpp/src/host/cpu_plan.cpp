@@ -6,16 +6,14 @@
 namespace onchip::host {
 namespace {
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
 /// Query tiles of one KV head, over all sequences: heads of a group share tiles where one head
 /// would leave a tile empty.
 std::int64_t query_tiles(const Problem& p, std::int64_t tile_q) {
   const std::int64_t group = p.heads_q / p.heads_kv;
-  if (p.packed) return ceil_div(p.total_q * group, tile_q) + p.batch;
+  if (p.packed) return sum(ceil_div(product({p.total_q, group}), tile_q), p.batch);
   const std::int64_t tiles = p.seqlen_q < tile_q ? ceil_div(p.seqlen_q * group, tile_q)
-                                                 : group * ceil_div(p.seqlen_q, tile_q);
-  return p.batch * tiles;
+                                                 : product({group, ceil_div(p.seqlen_q, tile_q)});
+  return product({p.batch, tiles});
 }
 
 /// Enough parts to give each thread two tasks, none smaller than 512 keys.
@@ -23,7 +21,8 @@ void choose_splits(const Problem& p, CpuPlan& plan) {
   const std::int64_t keys = std::max<std::int64_t>(p.seqlen_k, 1);
   std::int64_t splits = p.num_splits;
   if (splits == 0) {
-    const std::int64_t wanted = ceil_div(2 * plan.threads, std::max<std::int64_t>(plan.tasks, 1));
+    const std::int64_t wanted =
+        ceil_div(std::int64_t{2} * plan.threads, std::max<std::int64_t>(plan.tasks, 1));
     splits = std::clamp<std::int64_t>(wanted, 1, ceil_div(keys, 512));
   }
   const std::int64_t size = p.split_size > 0 ? p.split_size : ceil_div(keys, splits);
@@ -42,9 +41,9 @@ std::int64_t choose_chunks(const Problem& p, const CpuPlan& plan, std::size_t ac
   const auto affordable = static_cast<std::int64_t>(std::min(budget / std::max(all, 1.0), 1e6));
   const std::int64_t tiles =
       ceil_div(query_tiles(p, plan.tile_q), std::max<std::int64_t>(p.batch, 1));
-  const std::int64_t wanted = heads >= 2 * plan.threads ? 1 : ceil_div(plan.threads, heads);
-  return std::clamp<std::int64_t>(
-      wanted, 1, std::max<std::int64_t>(1, std::min(tiles, std::max<std::int64_t>(2, affordable))));
+  const std::int64_t most = std::min(tiles, std::max<std::int64_t>(2, affordable));
+  return std::clamp<std::int64_t>(ceil_div(plan.threads, heads), 1,
+                                  std::max<std::int64_t>(1, most));
 }
 
 template <class T>
@@ -57,9 +56,9 @@ CpuPlan plan_for(const Problem& p, std::int32_t threads) {
   Arena scratch(nullptr);
   std::size_t shared_bytes = 0;
   if (p.pass == Pass::forward) {
-    plan.tasks = p.heads_kv * query_tiles(p, plan.tile_q);
+    plan.tasks = product({p.heads_kv, query_tiles(p, plan.tile_q)});
     choose_splits(p, plan);
-    plan.tasks *= plan.num_splits;
+    plan.tasks = product({plan.tasks, plan.num_splits});
     ForwardScratch<T>(scratch, p, plan);
     Arena shared(nullptr);
     SharedScratch<T>(shared, p, plan);
@@ -68,12 +67,13 @@ CpuPlan plan_for(const Problem& p, std::int32_t threads) {
     Arena accumulator(nullptr);
     KeyGradients<T>(accumulator, p);
     plan.chunks = choose_chunks(p, plan, accumulator.used());
-    plan.tasks = p.batch * p.heads_kv * plan.chunks;
+    plan.tasks = product({p.batch, p.heads_kv, plan.chunks});
     BackwardScratch<T>(scratch, p, plan);
     if (plan.chunks == 1) {
       KeyGradients<T>(scratch, p);
     } else {
-      shared_bytes = accumulator.used() * static_cast<std::size_t>(plan.tasks);
+      shared_bytes = static_cast<std::size_t>(
+          product({static_cast<std::int64_t>(accumulator.used()), plan.tasks}));
     }
   }
   plan.threads = static_cast<std::int32_t>(std::clamp<std::int64_t>(plan.tasks, 1, threads));

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "host/checked.hpp"
 #include "host/problem.hpp"
 
 namespace onchip::host {
@@ -26,7 +27,9 @@ struct CpuPlan {
   std::size_t scratch_bytes = 0;  // of one worker
   std::size_t shared_bytes = 0;   // tile index, split partials, accumulators of several chunks
   [[nodiscard]] std::size_t workspace_bytes() const {
-    return scratch_bytes * static_cast<std::size_t>(threads) + shared_bytes;
+    return static_cast<std::size_t>(
+        sum(product({static_cast<std::int64_t>(scratch_bytes), threads}),
+            static_cast<std::int64_t>(shared_bytes)));
   }
 };
 
@@ -40,16 +43,15 @@ class Arena {
 
   template <class T>
   T* take(std::int64_t count) {
-    const std::size_t at = used_;
-    used_ += (static_cast<std::size_t>(count) * sizeof(T) + kCpuAlignment - 1) / kCpuAlignment *
-             kCpuAlignment;
+    const std::int64_t at = used_;
+    used_ = sum(used_, aligned_bytes({count, std::int64_t{sizeof(T)}}, kCpuAlignment));
     return base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + at);
   }
-  [[nodiscard]] std::size_t used() const { return used_; }
+  [[nodiscard]] std::size_t used() const { return static_cast<std::size_t>(used_); }
 
  private:
   std::byte* base_;
-  std::size_t used_ = 0;
+  std::int64_t used_ = 0;
 };
 
 /// `dim` columns, rounded up to whole panels of any instruction set.
@@ -92,8 +94,8 @@ template <class T>
 struct KeyGradients {
   T *dk, *dv;
   KeyGradients(Arena& arena, const Problem& p) {
-    dk = arena.take<T>(p.seqlen_k * panel_columns<T>(p.dim));
-    dv = arena.take<T>(p.seqlen_k * panel_columns<T>(p.dim_v));
+    dk = arena.take<T>(product({p.seqlen_k, panel_columns<T>(p.dim)}));
+    dv = arena.take<T>(product({p.seqlen_k, panel_columns<T>(p.dim_v)}));
   }
 };
 
@@ -136,8 +138,9 @@ struct SharedScratch {
 
   SharedScratch(Arena& arena, const Problem& p, const CpuPlan& plan) {
     first_tile = arena.take<std::int64_t>(p.batch + 1);
-    const std::int64_t rows = plan.num_splits > 1 ? plan.num_splits * p.total_q * p.heads_q : 0;
-    partial_out = arena.take<T>(rows * p.dim_v);
+    const std::int64_t rows =
+        plan.num_splits > 1 ? product({plan.num_splits, p.total_q, p.heads_q}) : 0;
+    partial_out = arena.take<T>(product({rows, p.dim_v}));
     partial_lse = arena.take<T>(rows);
   }
 };

@@ -11,6 +11,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "host/checked.hpp"
 #include "host/gpu_plan.hpp"
 #include "host/planner.hpp"
 
@@ -18,8 +19,6 @@ namespace onchip::host {
 namespace {
 
 constexpr std::int64_t kPictureCells = 32;
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return a / b + (a % b != 0 ? 1 : 0); }
 
 // ---- Numbers for people ------------------------------------------------------------------------
 

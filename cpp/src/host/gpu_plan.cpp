@@ -17,8 +17,7 @@ class Layout {
  public:
   std::int64_t take(std::initializer_list<std::int64_t> factors) {
     const std::int64_t at = used_;
-    const std::int64_t lines = ceil_div(product(factors), kAlignment);
-    if (__builtin_add_overflow(used_, product({lines, kAlignment}), &used_)) too_large();
+    used_ = sum(used_, aligned_bytes(factors, kAlignment));
     return at;
   }
   [[nodiscard]] std::int64_t used() const { return used_; }
