@@ -275,9 +275,10 @@ __device__ __forceinline__ void forward_tile(const host::KernelParams& params,
   const std::uint32_t v = k + T::kStages * T::kStageBytes;
   const host::Sequence& s = work.sequence;
   TileKeys keys = keys_of(p, work);
-  const int part_lo = params.num_splits == 1 ? 0 : static_cast<int>(work.split * params.split_size);
+  const int part_lo = static_cast<int>(work.split * params.split_size);
+  // Lengths are on the device: the last part takes what a hint has left out.
   const int part_hi =
-      params.num_splits == 1
+      work.split + 1 == params.num_splits
           ? keys.hi
           : static_cast<int>(std::min<std::int64_t>(keys.hi, part_lo + params.split_size));
   keys.k_len = part_hi;  // a part's last block hides the keys of the next part
