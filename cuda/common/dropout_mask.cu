@@ -17,16 +17,17 @@ __global__ __launch_bounds__(kBlockThreads) void dropout_mask_kernel(
     const std::int64_t block = item % blocks;
     const std::int64_t i = item / blocks % a.shape[2];
     const std::int64_t batch_head = item / blocks / a.shape[2];
-    const PhiloxWords words = philox(
-        static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(i),
-        static_cast<std::uint32_t>(batch_head), static_cast<std::uint32_t>(a.offset), a.seed);
+    std::uint32_t word[4] = {static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(i),
+                             static_cast<std::uint32_t>(batch_head),
+                             static_cast<std::uint32_t>(a.offset)};
+    philox(a.seed, word[0], word[1], word[2], word[3]);
     std::uint8_t* row = a.mask + batch_head / a.shape[1] * a.stride[0] +
                         batch_head % a.shape[1] * a.stride[1] + i * a.stride[2];
 #pragma unroll
     for (int lane = 0; lane < 8; ++lane) {
       const std::int64_t j = 8 * block + lane;
       if (j >= a.shape[3]) break;
-      const std::uint32_t draw = words.word[lane / 2] >> (lane % 2 * 16) & 0xffffU;
+      const std::uint32_t draw = word[lane / 2] >> (lane % 2 * 16) & 0xffffU;
       row[j * a.stride[3]] = draw >= a.threshold ? 1 : 0;
     }
   }

@@ -10,6 +10,7 @@
 
 #include "common/work.cuh"
 #include "prims/math.cuh"
+#include "prims/philox.cuh"
 
 namespace onchip::cuda {
 
@@ -73,28 +74,14 @@ __device__ __forceinline__ float option_score(const host::KernelParams& params,
   return s * kLog2e;
 }
 
-/// Philox4x32-10 at the counter of keys [8 * (j / 8), + 8): word w holds lanes 2w and 2w + 1.
+/// The draws of keys [8 * (j / 8), + 8): word w holds lanes 2w and 2w + 1.
 __device__ __forceinline__ std::uint32_t dropout_word(const host::KernelParams& params,
                                                       const RowOptions& row, int j_block, int w) {
   std::uint32_t c0 = static_cast<std::uint32_t>(j_block);
   std::uint32_t c1 = static_cast<std::uint32_t>(row.position);
   std::uint32_t c2 = static_cast<std::uint32_t>(row.batch_head);
   std::uint32_t c3 = static_cast<std::uint32_t>(params.operands.offset);
-  auto key0 = static_cast<std::uint32_t>(params.operands.seed);
-  auto key1 = static_cast<std::uint32_t>(params.operands.seed >> 32);
-#pragma unroll
-  for (int round = 0; round < 10; ++round) {
-    const std::uint32_t high0 = __umulhi(0xD2511F53U, c0);
-    const std::uint32_t high1 = __umulhi(0xCD9E8D57U, c2);
-    const std::uint32_t low0 = 0xD2511F53U * c0;
-    const std::uint32_t low1 = 0xCD9E8D57U * c2;
-    c0 = high1 ^ c1 ^ key0;
-    c1 = low1;
-    c2 = high0 ^ c3 ^ key1;
-    c3 = low0;
-    key0 += 0x9E3779B9U;
-    key1 += 0xBB67AE85U;
-  }
+  philox(params.operands.seed, c0, c1, c2, c3);
   return w == 0 ? c0 : w == 1 ? c1 : w == 2 ? c2 : c3;
 }
 

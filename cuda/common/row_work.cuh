@@ -4,25 +4,13 @@
 
 #include <cstdint>
 
-#include "common/work.cuh"
+#include "common/tile_number.cuh"
 #include "host/kernel_params.hpp"
 #include "host/sequence.hpp"
 
 namespace onchip::cuda {
 
 inline constexpr int kRowsPerBlock = 8;  // warps of a block
-
-/// Sequence that holds row `row` of a packed tensor, by bisection; the last one before it else.
-__device__ inline std::int64_t sequence_of_row(const std::int32_t* cu_seqlens, std::int64_t stride,
-                                               std::int64_t batch, std::int64_t row) {
-  std::int64_t low = 0;
-  std::int64_t high = batch;
-  while (high - low > 1) {
-    const std::int64_t middle = (low + high) / 2;
-    (cu_seqlens[middle * stride] <= row ? low : high) = middle;
-  }
-  return low;
-}
 
 /// One row of q and one head.
 struct QueryRow {
@@ -46,7 +34,7 @@ struct QueryRow {
         return true;
       }
       const std::int64_t b =
-          sequence_of_row(params.operands.cu_seqlens_q, p.cu_seqlens_q, p.batch, row);
+          find_sequence(params.operands.cu_seqlens_q, p.cu_seqlens_q, p.batch, row);
       sequence = host::sequence_at(p, params.operands, b);
       position = row - sequence.q_start;
       if (position >= sequence.q_rows) position = -1;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "common/tile_number.cuh"
 #include "host/kernel_params.hpp"
 #include "host/sequence.hpp"
 #include "prims/tile.cuh"
@@ -28,18 +29,6 @@ struct QueryWork {
   }
 };
 
-/// Sequence whose tiles include tile `number`; first_tile has B + 1 entries that never fall.
-__device__ inline int find_sequence(const std::int64_t* first_tile, std::int64_t batch,
-                                    std::int64_t number) {
-  std::int64_t low = 0;
-  std::int64_t high = batch;
-  while (high - low > 1) {
-    const std::int64_t middle = (low + high) / 2;
-    (first_tile[middle] <= number ? low : high) = middle;
-  }
-  return static_cast<int>(low);
-}
-
 /// Fills the rows of the tile of rank `rank` of a KV head: later rows, which see more keys under a
 /// causal mask, come first, over all heads of the group.
 __device__ inline void set_query_tile(const host::Problem& p, int rank, int tile_q,
@@ -57,37 +46,16 @@ __device__ inline void set_query_tile(const host::Problem& p, int rank, int tile
   work.one_head = work.first + work.rows <= q_rows;
 }
 
-/// Dense: sections of heads that share the L2 cache; within one, the longest tiles first. Packed:
-/// the tiles of a head are those that first_tile counts. The grid has fewer than 2^31 blocks, so
-/// that 32-bit division does.
+/// The longest tiles of a sequence come first; the splits of a tile stand side by side.
 __device__ inline QueryWork find_query_work(const host::KernelParams& params, int tile_q) {
-  const host::Problem& p = params.problem;
   QueryWork work;
   unsigned number = blockIdx.x;
   if (params.num_splits > 1) {
     work.split = static_cast<int>(number % static_cast<unsigned>(params.num_splits));
     number /= static_cast<unsigned>(params.num_splits);
   }
-  const auto tiles = static_cast<unsigned>(params.tiles_per_head);
-  const auto heads_kv = static_cast<unsigned>(p.heads_kv);
-  if (p.packed) {
-    work.kv_head = static_cast<int>(number / tiles);
-    number %= tiles;
-    if (number >= params.first_tile[p.batch]) return work;
-    const int b = find_sequence(params.first_tile, p.batch, number);
-    work.sequence = host::sequence_at(p, params.operands, b);
-    set_query_tile(p, static_cast<int>(number - params.first_tile[b]), tile_q, work);
-    return work;
-  }
-  const unsigned heads = static_cast<unsigned>(p.batch) * heads_kv;
-  const auto section = static_cast<unsigned>(params.heads_in_section);
-  const unsigned first_head = number / (section * tiles) * section;
-  const unsigned within = number - first_head * tiles;
-  const unsigned count = min(section, heads - first_head);
-  const unsigned head = first_head + within % count;
-  work.kv_head = static_cast<int>(head % heads_kv);
-  work.sequence = host::sequence_at(p, params.operands, head / heads_kv);
-  set_query_tile(p, static_cast<int>(within / count), tile_q, work);
+  find_tile(params, number, work,
+            [&](int rank) { set_query_tile(params.problem, rank, tile_q, work); });
   return work;
 }
 

@@ -6,12 +6,10 @@
 
 namespace onchip::cuda {
 
-struct PhiloxWords {
-  std::uint32_t word[4];
-};
-
-__device__ __forceinline__ PhiloxWords philox(std::uint32_t c0, std::uint32_t c1, std::uint32_t c2,
-                                              std::uint32_t c3, std::uint64_t seed) {
+/// The four words of a counter become four random ones. By reference, since a kernel that is short
+/// of registers spills more with a struct of four.
+__device__ __forceinline__ void philox(std::uint64_t seed, std::uint32_t& c0, std::uint32_t& c1,
+                                       std::uint32_t& c2, std::uint32_t& c3) {
   auto key0 = static_cast<std::uint32_t>(seed);
   auto key1 = static_cast<std::uint32_t>(seed >> 32);
 #pragma unroll
@@ -27,7 +25,6 @@ __device__ __forceinline__ PhiloxWords philox(std::uint32_t c0, std::uint32_t c1
     key0 += 0x9E3779B9U;
     key1 += 0xBB67AE85U;
   }
-  return {{c0, c1, c2, c3}};
 }
 
 }  // namespace onchip::cuda

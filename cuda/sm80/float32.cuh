@@ -91,10 +91,11 @@ inline __global__ void float32_forward(const __grid_constant__ host::KernelParam
     const QueryWork work = as_work(p, at);
     const RowOptions row(params, work, 0);
     const host::KeyRange keys = host::key_bounds(p, at.sequence, at.position);
-    const bool whole = params.num_splits == 1;
-    const auto lo = static_cast<int>(whole ? keys.lo : max(keys.lo, split * params.split_size));
+    const auto lo = static_cast<int>(max(keys.lo, split * params.split_size));
+    // Lengths are on the device: the last part takes what a hint has left out.
+    const bool last = split + 1 == params.num_splits;
     const auto hi =
-        static_cast<int>(whole ? keys.hi : min(keys.hi, (split + 1) * params.split_size));
+        static_cast<int>(last ? keys.hi : min(keys.hi, (split + 1) * params.split_size));
     const KeyRows<float> k_rows(params, params.operands.k, p.k, at.sequence, work.kv_head);
     const KeyRows<float> v_rows(params, params.operands.v, p.v, at.sequence, work.kv_head);
     LaneRow q;
@@ -204,7 +205,7 @@ inline __global__ void float32_dkdv(const __grid_constant__ host::KernelParams p
   const int dim_v = static_cast<int>(p.dim_v);
   std::int64_t batch = p.packed ? 0 : key / p.seqlen_k;
   if (p.packed && p.batch == 0) return;
-  if (p.packed) batch = sequence_of_row(params.operands.cu_seqlens_k, p.cu_seqlens_k, p.batch, key);
+  if (p.packed) batch = find_sequence(params.operands.cu_seqlens_k, p.cu_seqlens_k, p.batch, key);
   QueryWork work;
   work.sequence = host::sequence_at(p, params.operands, batch);
   const host::Sequence& s = work.sequence;
