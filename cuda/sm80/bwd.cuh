@@ -219,6 +219,7 @@ __global__ __launch_bounds__(T::kThreads, T::kBlocksPerSm) void backward_kernel(
   const int group = static_cast<int>(p.heads_q) / static_cast<int>(p.heads_kv);
   for (int g = 0; g < group; ++g)
     backward_head<T>(params, work, work.kv_head * group + g, shared, stages, dk, dv);
+  copy_commit();  // K and V, which no barrier waited for where no query meets these keys
   copy_wait<0>();
   __syncthreads();
   store_keys<T>(params, work, shared, tiles, tiles.k, static_cast<float>(p.scale), dk,
