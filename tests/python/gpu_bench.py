@@ -42,6 +42,12 @@ class HostMeter:
 
         return sample
 
+    def share_bytes(self) -> int:
+        return 1 << 30
+
+    def held_bytes(self) -> int:
+        return 0
+
     def peak_bytes(self, call: Callable[[], Any]) -> int | None:
         call()
         return 1 << 20

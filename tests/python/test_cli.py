@@ -360,4 +360,5 @@ def test_demo_on_a_gpu(dtype: str) -> None:
         pytest.skip(str(cuda.state().error))
     done = run("demo", "--device", "cuda", "--seqlen", 512, "--dtype", dtype)
     assert done.exit_code == 0, done.output
-    assert "torch on the GPU" in done.output
+    assert onchip.device_info("cuda").name in done.output
+    assert "(torch on the GPU)" in " ".join(done.output.split())

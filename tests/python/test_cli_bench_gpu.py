@@ -171,6 +171,10 @@ def test_what_is_not_there_or_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> N
     record = opened.measure(spec.cells[0])
     assert list(record["results"]) == ["onchip"]
     assert record["skipped"] == {"unfused": "does not fit in memory"}
+    monkeypatch.undo()
+    monkeypatch.setattr(HostMeter, "share_bytes", lambda self: 1000)
+    record = opened.measure(spec.cells[0])
+    assert record["skipped"]["unfused"] == "takes 1.0 MiB: no room beside the others"
 
 
 def flash_attention(q: Any, k: Any, v: Any, *, causal: bool) -> Any:

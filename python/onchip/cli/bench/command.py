@@ -188,7 +188,7 @@ def _default_path(suite: Suite, spec: Spec, options: Options) -> Path | None:
 
 def _show(suite: Suite, document: dict[str, Any], judged: list[Bar]) -> None:
     out = console()
-    out.print(f"[bold]{suite.heading(document)}[/]")
+    out.print(f"[bold]{suite.heading(document)}[/], measured in {document['seconds']:.0f} s")
     for line in report.provider_lines(document):
         out.print(f"  {line}", markup=False)
     for table in suite.tables(document):

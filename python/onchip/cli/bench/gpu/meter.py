@@ -8,6 +8,8 @@ import onchip
 from onchip.cli.bench.contender import Clock
 from onchip.cli.bench.provider import UnavailableError
 
+MAX_SHARE = 0.3  # of the device's memory, for one provider
+
 
 class EventClock:
     """Time between two events around the calls. A call goes ahead of them, under which the host
@@ -32,12 +34,15 @@ class EventClock:
 
 
 class GraphClock:
-    """The same around the replay of a graph of the calls."""
+    """The same around the replay of a graph of the calls. A single one, as long as a sample, needs
+    no graph."""
 
     def __init__(self, cuda: Any) -> None:
         self._cuda = cuda
 
     def sampler(self, call: Callable[[], Any], calls: int) -> Callable[[], float]:
+        if calls == 1:
+            return EventClock(self._cuda).sampler(call, 1)
         graph = self._cuda.CUDAGraph()
         with self._cuda.graph(graph):
             for _ in range(calls):
@@ -69,6 +74,13 @@ class CudaMeter:
         """The forward pass is replayed; autograd cannot be captured without more ado."""
         cuda = self._torch.cuda
         return GraphClock(cuda) if direction == "forward" else EventClock(cuda)
+
+    def share_bytes(self) -> int:
+        """What one provider may hold, so that those of a cell fit beside each other."""
+        return int(MAX_SHARE * self._torch.cuda.get_device_properties(self.device).total_memory)
+
+    def held_bytes(self) -> int:
+        return int(self._torch.cuda.memory_allocated())
 
     def peak_bytes(self, call: Callable[[], Any]) -> int | None:
         """Device memory that one call takes at the most, its results included."""

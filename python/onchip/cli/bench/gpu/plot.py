@@ -71,7 +71,7 @@ def save_speed(document: dict[str, Any], path: Path) -> None:
             axis.set_ylim(bottom=0)
             _length_axis(axis, distinct(panel, "seqlen"))
         axes[row][0].set_ylabel("TFLOP/s")
-    axes[0][0].legend(fontsize="x-small")
+    axes[0][0].legend(loc="lower right", fontsize="x-small")
     _save(figure, document, path)
 
 

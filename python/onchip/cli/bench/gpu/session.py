@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 import onchip
-from onchip.cli.bench.cells import Cell
+from onchip.cli._console import format_bytes
+from onchip.cli.bench.cells import Cell, Tensors
 from onchip.cli.bench.contender import TOLERANCES, Clock, Contender, take_turns
 from onchip.cli.bench.gpu.providers import PROVIDERS, GpuProvider
 from onchip.cli.bench.gpu.tensors import expected_results, make_tensors, relative_error
@@ -25,6 +26,8 @@ class Meter(Protocol):
 
     def facts(self) -> dict[str, Any]: ...
     def clock(self, direction: str) -> Clock: ...
+    def share_bytes(self) -> int: ...
+    def held_bytes(self) -> int: ...
     def peak_bytes(self, call: Callable[[], Any]) -> int | None: ...
     def kernels(self, call: Callable[[], Any]) -> list[dict[str, Any]]: ...
 
@@ -88,17 +91,9 @@ class GpuSession:
         skipped: dict[str, str] = {}
         for name, provider in self._providers.items():
             try:
-                call = provider.prepare(cell, tensors)
-                error = relative_error(call(), expected)
-                peak = meter.peak_bytes(call)
-                contender = Contender(call, meter.clock(cell.direction), cell.flops)
-                contender.warm_up(spec.sample_seconds)
+                contenders[name], results[name] = self._enter(provider, cell, tensors, expected)
             except REFUSALS as refusal:
                 skipped[name] = reason_of(refusal)
-                continue
-            contenders[name] = contender
-            right = error <= TOLERANCES[cell.dtype]
-            results[name] = {"relative_error": error, "right": right, "peak_bytes": peak}
         del expected
         take_turns(list(contenders.values()), spec.rounds, spec.min_rounds, until)
         return {
@@ -110,6 +105,23 @@ class GpuSession:
             },
             "skipped": skipped,
         }
+
+    def _enter(
+        self, provider: GpuProvider, cell: Cell, tensors: Tensors, expected: list[Any]
+    ) -> tuple[Contender, dict[str, Any]]:
+        """The provider's call, checked, weighed and warmed up."""
+        meter = self._meter
+        before = meter.held_bytes()
+        call = provider.prepare(cell, tensors)
+        error = relative_error(call(), expected)
+        peak = meter.peak_bytes(call)
+        taken = meter.held_bytes() - before + (peak or 0)
+        if taken > meter.share_bytes():
+            raise UnavailableError(f"takes {format_bytes(taken)}: no room beside the others")
+        contender = Contender(call, meter.clock(cell.direction), cell.flops)
+        contender.warm_up(self._spec.sample_seconds)
+        right = error <= TOLERANCES[cell.dtype]
+        return contender, {"relative_error": error, "right": right, "peak_bytes": peak}
 
     def extras(self) -> dict[str, Any]:
         """After the timing, which the profiler would disturb."""
