@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from onchip import _core
-from onchip._stream import cupy_stream, dlpack_stream, torch_stream
+from onchip._stream import cupy_stream, dlpack_stream, torch_stream, wait_for
 
 _DLPACK_VERSION = (1, 1)
 
@@ -62,8 +62,8 @@ class Family:
             )
         return _core.Buffer(shape, dtype)
 
-    def finish(self, like: Any, x: Any) -> Any:
-        """The array to hand to the caller for what `empty` returned, now filled."""
+    def finish(self, like: Any, x: Any, stream: int | None) -> Any:
+        """The array to hand to the caller for what `empty` returned, now filled on `stream`."""
         if hasattr(like, "__array_namespace__"):
             return like.__array_namespace__().from_dlpack(x)
         return x
@@ -97,7 +97,7 @@ class NumPy(Family):
     def empty(self, like: Any, shape: Sequence[int], dtype: str) -> Any:
         return self._np.empty(shape, like.dtype if dtype == "bfloat16" else dtype)
 
-    def finish(self, like: Any, x: Any) -> Any:
+    def finish(self, like: Any, x: Any, stream: int | None) -> Any:
         return x
 
 
@@ -134,7 +134,7 @@ class Torch(Family):
             return self._torch.empty(shape, dtype=self._dtypes[dtype])
         return self._torch.empty(shape, dtype=self._dtypes[dtype], device=like.device)
 
-    def finish(self, like: Any, x: Any) -> Any:
+    def finish(self, like: Any, x: Any, stream: int | None) -> Any:
         return x
 
 
@@ -155,7 +155,7 @@ class CuPy(Family):
         with like.device:
             return sys.modules["cupy"].empty(shape, like.dtype if dtype == "bfloat16" else dtype)
 
-    def finish(self, like: Any, x: Any) -> Any:
+    def finish(self, like: Any, x: Any, stream: int | None) -> Any:
         return x
 
 
@@ -169,18 +169,19 @@ class _Filled:
         device: tuple[int, int] = self._x.__dlpack_device__()
         return device
 
-    def __dlpack__(self, **_: Any) -> Any:
-        return self._x.__dlpack__(stream=self._stream)
+    def __dlpack__(self, *, stream: int, **_: Any) -> Any:
+        wait_for(self._stream, waiting=stream)
+        return self._x.__dlpack__(stream=stream)
 
 
 class Jax(Family):
     """JAX arrays are immutable and may share memory with others, so no result is written into one
     that the caller sees. In host memory it is computed in a Buffer, which JAX then takes over.
 
-    On a GPU the work runs on the stream that JAX has for work of others: DLPack makes it wait for
-    the inputs, and each result becomes an array that JAX knows to be ready when the stream gets
-    there. XLA's own stream is then made to wait for it, so that memory which is freed after the
-    call (inputs, workspace) is not used again too early. The host waits for nothing.
+    On a GPU the work runs on one of the streams that JAX has for work of others: DLPack makes it
+    wait for the inputs, and each result becomes an array that JAX knows to be ready when the stream
+    has got there. XLA's own stream is then made to wait for it, so that memory which is freed after
+    the call (inputs, workspace) is not used again too early. The host waits for nothing.
     """
 
     name = "JAX"
@@ -195,7 +196,7 @@ class Jax(Family):
         (device,) = x.devices()
         if device.platform != "gpu":
             return None
-        stream: int = device.get_stream_for_external_ready_events()
+        stream: int = device.get_stream_for_external_ready_events()  # another one each time
         return stream
 
     def take(self, name: str, x: Any, stream: int | None) -> _core.Tensor:
@@ -212,15 +213,15 @@ class Jax(Family):
             return _core.Buffer(shape, dtype)
         return self._jax.numpy.empty(shape, dtype, device=device)
 
-    def finish(self, like: Any, x: Any) -> Any:
-        if type(x) is _core.Buffer:
-            return self._jax.dlpack.from_dlpack(x)
+    def finish(self, like: Any, x: Any, stream: int | None) -> Any:
+        take_over = self._jax.dlpack.from_dlpack
+        if stream is None:
+            return take_over(x)
         (device,) = like.devices()
-        stream = device.get_stream_for_external_ready_events()
         if device not in self._marks:
             self._marks[device] = self._jax.numpy.zeros(1, "uint8", device=device)
-        result = self._jax.dlpack.from_dlpack(_Filled(x, stream))
-        self._await(self._jax.dlpack.from_dlpack(_Filled(self._marks[device], stream)))
+        result = take_over(_Filled(x, stream))
+        self._await(take_over(_Filled(self._marks[device], stream)))
         return result
 
 
@@ -329,7 +330,7 @@ class Operands:
         return made, self.family.take(name, made, self.stream)
 
     def finish(self, made: Any) -> Any:
-        return self.family.finish(self.lead, made)
+        return self.family.finish(self.lead, made, self.stream)
 
     def run(self) -> None:
         """Plans, allocates the workspace, computes."""

@@ -7,6 +7,8 @@ None. CUDA takes the same 1 as a stream handle, so one number serves both.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import sys
 from typing import Any
 
@@ -31,3 +33,32 @@ def cupy_stream(x: Any) -> int | None:
 def dlpack_stream(x: Any) -> int | None:
     """For arrays of libraries whose current stream is not known: the legacy default one."""
     return LEGACY if int(x.__dlpack_device__()[0]) == 2 else None
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _drive(name: str, *arguments: Any) -> None:
+    status = getattr(_driver(), name)(*arguments)
+    if status != 0:
+        raise RuntimeError(f"device: {name} returned CUDA error {status}")
+
+
+def wait_for(stream: int, waiting: int) -> None:
+    """What is queued on `waiting` from now on runs after what is on `stream` now; no host waits."""
+    if stream == waiting:
+        return
+    no_timing = 2
+    context, event = ctypes.c_void_p(), ctypes.c_void_p()
+    _drive("cuStreamGetCtx", ctypes.c_void_p(stream), ctypes.byref(context))
+    _drive("cuCtxPushCurrent_v2", context)
+    try:
+        _drive("cuEventCreate", ctypes.byref(event), no_timing)
+        _drive("cuEventRecord", event, ctypes.c_void_p(stream))
+        _drive("cuStreamWaitEvent", ctypes.c_void_p(waiting), event, 0)
+    finally:
+        if event:
+            _drive("cuEventDestroy_v2", event)
+        _drive("cuCtxPopCurrent_v2", ctypes.byref(context))

@@ -85,7 +85,7 @@ class Workspace {
 };
 
 /// Plans and runs one pass.
-using Call = void(const onchip::Attention& attention, onchip::Pass pass);
+using Call = std::function<void(const onchip::Attention& attention, onchip::Pass pass)>;
 
 /// The same through the C++ API, in exactly the workspace that the plan asks for.
 void call(const onchip::Attention& attention, onchip::Pass pass);
@@ -111,7 +111,7 @@ class Problem {
   /// Poisons the outputs of the pass and computes them.
   void forward() { run_with(call, onchip::Pass::forward); }
   void backward() { run_with(call, onchip::Pass::backward); }
-  void run_with(Call* front, onchip::Pass pass);
+  void run_with(const Call& front, onchip::Pass pass);
   [[nodiscard]] oracle::Results results() const;
   [[nodiscard]] bool guards_intact() const;
 
@@ -132,6 +132,10 @@ std::string describe(const onchip::Attention& attention);
 /// be small by luck.
 oracle::Results yardstick(const onchip::Attention& attention, onchip::Pass pass,
                           const oracle::Results& exact, const oracle::Results& got);
+
+/// What rounding `out` alone may do to sums over many rows (dbias, dsinks): they cancel, so that
+/// the naive computation's one error may be small by luck.
+double slack_of_sums(onchip::DType dtype, const oracle::Results& exact);
 
 /// error <= 2 x naive error + slack (float64: rounding only), NaNs and infinities in the same
 /// places.

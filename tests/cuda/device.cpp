@@ -146,9 +146,13 @@ void Launch::operator()(const Attention& attention, const Stream& stream) const 
 }
 
 void call(const Attention& attention, Pass pass) {
+  call_for(attention, pass, onchip::device_info("cuda:0"));
+}
+
+void call_for(const Attention& attention, Pass pass, const onchip::DeviceInfo& info) {
   const Mirror mirror(attention);
   mirror.upload();
-  const Launch launch(mirror.attention, pass);
+  const Launch launch(mirror.attention, pass, info);
   const Stream stream;
   launch(mirror.attention, stream);
   stream.synchronize();

@@ -97,6 +97,10 @@ class Launch {
 /// A front for fixture::Problem::run_with: to the device, one pass, and back.
 void call(const onchip::Attention& attention, onchip::Pass pass);
 
+/// The same with a plan for `device`.
+void call_for(const onchip::Attention& attention, onchip::Pass pass,
+              const onchip::DeviceInfo& device);
+
 /// Both passes through `call`.
 void run(fixture::Problem& problem);
 

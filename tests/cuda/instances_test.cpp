@@ -19,17 +19,23 @@ using onchip::DType;
 using onchip::Pass;
 using Index = std::int64_t;
 
-constexpr std::int64_t kSmallDevice = 99 << 10;  // shared memory of a block on consumer GPUs
+/// Instances for less shared memory are chosen on devices that have less.
+struct Room {
+  const char* name;
+  std::int64_t bytes;  // of a block; 0: what the device has
+};
+constexpr std::array kRooms{Room{"", 0}, Room{"_163KiB", 163 << 10}, Room{"_99KiB", 99 << 10}};
 
 /// What chooses an instance.
 struct Choice {
   DType dtype = DType::float32;
   Index dim = 64;
-  bool full = false, small = false;
+  bool full = false;
+  Room room = kRooms[0];
 
   [[nodiscard]] std::string name() const {
     return std::string(onchip::name_of(dtype)) + "_d" + std::to_string(dim) +
-           (full ? "_full" : "_lean") + (small ? "_small" : "");
+           (full ? "_full" : "_lean") + room.name;
   }
 };
 
@@ -38,8 +44,11 @@ std::vector<Choice> choices() {
   for (const DType dtype : {DType::bfloat16, DType::float16, DType::float32}) {
     for (const Index dim : {64, 128, 256}) {
       for (const bool full : {false, true}) {
-        all.push_back({dtype, dim, full, false});
-        if (dtype != DType::float32 && dim > 64) all.push_back({dtype, dim, full, true});
+        for (const Room& room : kRooms) {
+          if (room.bytes == 0 || (dtype != DType::float32 && dim > 64)) {
+            all.push_back({dtype, dim, full, room});
+          }
+        }
       }
     }
   }
@@ -73,20 +82,9 @@ std::unique_ptr<Problem> problem_of(const Choice& x, bool deterministic) {
   return problem;
 }
 
-onchip::DeviceInfo small_device() {
-  onchip::DeviceInfo info = onchip::device_info("cuda:0");
-  info.on_chip_bytes = kSmallDevice;
-  return info;
-}
-
-void call_small(const onchip::Attention& attention, Pass pass) {
-  const device::Mirror mirror(attention);
-  mirror.upload();
-  const device::Launch launch(mirror.attention, pass, small_device());
-  const device::Stream stream;
-  launch(mirror.attention, stream);
-  stream.synchronize();
-  mirror.download();
+onchip::DeviceInfo with_room(onchip::DeviceInfo device, const Room& room) {
+  if (room.bytes > 0) device.on_chip_bytes = room.bytes;
+  return device;
 }
 
 class GpuInstances : public device::Needs<::testing::TestWithParam<Choice>> {};
@@ -95,8 +93,11 @@ TEST_P(GpuInstances, AreRight) {
   const Choice& choice = GetParam();
   for (const bool deterministic : {false, true}) {
     const auto problem = problem_of(choice, deterministic);
-    problem->run_with(choice.small ? call_small : device::call, Pass::forward);
-    problem->run_with(choice.small ? call_small : device::call, Pass::backward);
+    const onchip::DeviceInfo info = with_room(onchip::device_info("cuda:0"), choice.room);
+    for (const Pass pass : {Pass::forward, Pass::backward}) {
+      problem->run_with([&](const onchip::Attention& a, Pass p) { device::call_for(a, p, info); },
+                        pass);
+    }
     problem->expect_right(true, choice.name());
   }
 }
@@ -110,7 +111,7 @@ TEST(Instances, AreAllTested) {
   for (const Choice& choice : choices()) {
     onchip::DeviceInfo info = onchip::device_info("H200");
     info.family = 80;
-    if (choice.small) info.on_chip_bytes = kSmallDevice;
+    info = with_room(info, choice.room);
     for (const Pass pass : {Pass::forward, Pass::backward}) {
       onchip::Attention a = problem_of(choice, false)->attention;
       for (const auto member :
