@@ -2,6 +2,7 @@
 """Attention of the installed wheel against the formula, forward and backward."""
 
 import platform
+import sys
 
 import numpy as np
 
@@ -25,4 +26,14 @@ np.testing.assert_allclose(out, np.einsum("bhij,bjhd->bihd", p, v), rtol=1e-9, a
 np.testing.assert_allclose(dq, np.einsum("bhij,bjhd->bihd", ds, k), rtol=1e-9, atol=1e-12)
 np.testing.assert_allclose(dk, np.einsum("bhij,bihd->bjhd", ds, q), rtol=1e-9, atol=1e-12)
 np.testing.assert_allclose(dv, np.einsum("bhij,bihd->bjhd", p, dout), rtol=1e-9, atol=1e-12)
+
+# Without a driver a CUDA build has no device to name, but the backend is there.
+try:
+    cuda = onchip.device_info("cuda").name
+except NotImplementedError:
+    cuda = ""
+except RuntimeError as error:
+    cuda = str(error)
+assert bool(cuda) == (sys.argv[1] == "cuda"), cuda
+print(cuda or "no CUDA backend")
 print(f"onchip {onchip.__version__} on Python {platform.python_version()}: right")
