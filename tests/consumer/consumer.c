@@ -54,6 +54,11 @@ int main(void) {
   plan = NULL;
   int refused = onchip_plan_create(&args, ONCHIP_FORWARD, &plan) == ONCHIP_INVALID_ARGUMENT &&
                 strlen(onchip_last_error()) > 0;
+  onchip_device_info info;
+  info.struct_size = sizeof info;
+  const onchip_status cuda = onchip_get_device_info("cuda", &info);
+  printf("cuda: %s\n", cuda == ONCHIP_UNSUPPORTED ? "not built in" : "built in");
+
   int right = fabsf(out[0] - 7.0F) < 1e-5F && fabsf(lse[0] - logf(4.0F)) < 1e-5F;
   printf("onchip %s: out %g lse %g, bad shape %s\n", onchip_version(), (double)out[0],
          (double)lse[0], refused ? "refused" : "accepted");

@@ -9,6 +9,19 @@
 
 #include "onchip/attention.hpp"
 
+namespace {
+
+bool has_cuda() {
+  try {
+    (void)onchip::device_info("cuda");
+    return true;
+  } catch (const onchip::Error& error) {
+    return error.code() != onchip::ErrorCode::unsupported;
+  }
+}
+
+}  // namespace
+
 int main() {
   std::array<float, 1> q = {1.0F};
   std::array<float, 2> k = {0.0F, std::log(3.0F)};
@@ -38,6 +51,7 @@ int main() {
   } catch (const onchip::Error& error) {
     caught = error.code() == onchip::ErrorCode::invalid_argument;
   }
+  std::printf("cuda: %s\n", has_cuda() ? "built in" : "not built in");
   const bool right = std::abs(out[0] - 7.0F) < 1e-5F && std::abs(lse[0] - std::log(4.0F)) < 1e-5F;
   std::printf("out %g lse %g, bad shape %s\n", static_cast<double>(out[0]),
               static_cast<double>(lse[0]), caught ? "refused" : "accepted");
