@@ -373,7 +373,16 @@ TEST_F(CApi, StatusTellsWhatIsWrong) {
   args.q.dtype = 99;
   EXPECT_EQ(onchip_plan_create(&args, ONCHIP_FORWARD, &plan), ONCHIP_INVALID_ARGUMENT);
   expect_message("q: dtype");
-  args.q.dtype = ONCHIP_FLOAT32;
+  EXPECT_EQ(plan, nullptr);
+}
+
+TEST_F(CApi, StatusTellsThatABackendIsMissing) {
+  onchip_device_info info;
+  info.struct_size = sizeof info;
+  if (onchip_get_device_info("cuda", &info) != ONCHIP_UNSUPPORTED) {
+    GTEST_SKIP() << "this build has a CUDA backend";
+  }
+  onchip_plan* plan = nullptr;
   args.q.device.type = args.k.device.type = args.v.device.type = ONCHIP_CUDA;
   args.out.device.type = args.lse.device.type = ONCHIP_CUDA;
   EXPECT_EQ(onchip_plan_create(&args, ONCHIP_FORWARD, &plan), ONCHIP_UNSUPPORTED);

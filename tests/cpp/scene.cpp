@@ -7,6 +7,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "onchip/plan.hpp"
+
 namespace scene {
 
 using onchip::Attention;
@@ -125,6 +127,15 @@ void expect_error(const std::function<void()>& call, onchip::ErrorCode code,
     const std::size_t end = message.find_first_of(": [");
     EXPECT_EQ(message.substr(0, end), argument) << message;
     EXPECT_NE(message.find(says), std::string::npos) << message << "\nexpected: " << says;
+  }
+}
+
+bool has_cuda_backend() {
+  try {
+    static_cast<void>(onchip::device_info("cuda"));
+    return true;
+  } catch (const onchip::Error& error) {
+    return error.code() != onchip::ErrorCode::unsupported;
   }
 }
 

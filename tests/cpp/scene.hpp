@@ -59,4 +59,7 @@ onchip::TensorView packed_lengths();
 void expect_error(const std::function<void()>& call, onchip::ErrorCode code,
                   const std::string& argument, const std::string& says);
 
+/// Whether this build has a CUDA backend, with or without a device for it.
+bool has_cuda_backend();
+
 }  // namespace scene
