@@ -61,7 +61,8 @@ def cancellation(case: Case, out: Array, dtype: str, name: str) -> float:
     In a small problem the naive computation's error is now and then far less than that by luck.
     """
     roundoff = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
-    row = ((np.nan_to_num(case.inputs["dout"]) * out) ** 2).sum(axis=-1)
+    with np.errstate(over="ignore"):
+        row = ((np.nan_to_num(case.inputs["dout"]) * out) ** 2).sum(axis=-1)
     spread = np.sqrt(row.max(initial=0.0) if name == "dq" else row.sum())
     q, k, _ = case.qkv
     scale = case.options.get("scale") or q.shape[-1] ** -0.5

@@ -176,13 +176,14 @@ GPU_KINDS: dict[str, Callable[[], Kind]] = {
     "torch-cuda-float32": lambda: _torch_cuda("float32"),
 }
 
-KINDS: dict[str, Callable[[], Kind]] = {
-    "cupy-float16": lambda: _cupy("float16"),
-    "cupy-float32": lambda: _cupy("float32"),
-    "torch-cuda-bfloat16": lambda: _torch_cuda("bfloat16"),
-    "torch-cuda-float16": lambda: _torch_cuda("float16"),
-    "torch-cuda-float32": lambda: _torch_cuda("float32"),
-}
+# Each dtype and each library once.
+GPU_SAMPLE = (
+    "cupy-float16",
+    "jax-cuda-bfloat16",
+    "torch-cuda-bfloat16",
+    "torch-cuda-float16",
+    "torch-cuda-float32",
+)
 
 KINDS: dict[str, Callable[[], Kind]] = {
     "dlpack-float32": lambda: _dlpack("float32"),
