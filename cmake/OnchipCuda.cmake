@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # The CUDA backend: kernels and what launches them. Included where ONCHIP_CUDA is on.
+if(CMAKE_VERSION VERSION_LESS 3.25)
+  message(FATAL_ERROR "ONCHIP_CUDA needs CMake 3.25 or later, for CUDA in C++20")
+endif()
 if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
   find_program(onchip_nvcc nvcc PATHS ENV CUDA_PATH /usr/local/cuda PATH_SUFFIXES bin)
   if(onchip_nvcc)
