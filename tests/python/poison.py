@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,49 +13,51 @@ import numpy as np
 
 from onchip import _arrays
 
+Empty = Callable[[Any, Any, Sequence[int], str], Any]
 
-def _torch(x: Any) -> Any:
-    torch = _arrays.sys.modules["torch"]
+
+def _torch(empty: Empty, family: Any, like: Any, shape: Sequence[int], dtype: str) -> Any:
+    x = empty(family, like, shape, dtype)
     if x.numel() > 0:
-        x.view(torch.uint8).fill_(255)
+        x.view(sys.modules["torch"].uint8).fill_(255)
     return x
 
 
-def _array(x: Any) -> Any:  # of NumPy or CuPy
+def _array(empty: Empty, family: Any, like: Any, shape: Sequence[int], dtype: str) -> Any:
+    """Of NumPy or CuPy."""
+    x = empty(family, like, shape, dtype)
     if x.size > 0:
         x.view("uint8")[...] = 255
     return x
 
 
-def _jax(x: Any) -> Any:
-    if not hasattr(x, "devices"):  # a Buffer, in host memory
-        return x
-    (device,) = x.devices()
-    filled = np.full(x.shape, 255 if x.dtype == np.uint8 else np.nan, x.dtype)
-    return _arrays.sys.modules["jax"].device_put(filled, device)
+def _jax(empty: Empty, family: Any, like: Any, shape: Sequence[int], dtype: str) -> Any:
+    (device,) = like.devices()
+    if device.platform != "gpu":  # a Buffer
+        return empty(family, like, shape, dtype)
+    jax = sys.modules["jax"]
+    value = 255 if dtype == "uint8" else np.nan
+    return jax.device_put(np.full(shape, value, jax.numpy.dtype(dtype)), device)
 
 
 @contextlib.contextmanager
 def poisoned_allocations() -> Iterator[None]:
     """0xFF in every byte is NaN in every floating-point type."""
-    fills: dict[type, Callable[[Any], Any]] = {
+    poisons: dict[Any, Callable[..., Any]] = {
         _arrays.CuPy: _array,
         _arrays.Jax: _jax,
         _arrays.NumPy: _array,
         _arrays.Torch: _torch,
     }
-    originals = {cls: cls.empty for cls in fills}  # type: ignore[attr-defined]
-
-    def poisoning(cls: type, fill: Callable[[Any], Any]) -> Callable[..., Any]:
-        def empty(self: Any, like: Any, shape: Sequence[int], dtype: str) -> Any:
-            return fill(originals[cls](self, like, shape, dtype))
-
-        return empty
-
+    originals = {cls: cls.empty for cls in poisons}
     try:
-        for cls, fill in fills.items():
-            cls.empty = poisoning(cls, fill)  # type: ignore[attr-defined]
+        for cls, poison in poisons.items():
+            cls.empty = functools.partialmethod(_through, poison, originals[cls])
         yield
     finally:
         for cls, original in originals.items():
-            cls.empty = original  # type: ignore[attr-defined]
+            cls.empty = original
+
+
+def _through(family: Any, poison: Callable[..., Any], empty: Empty, *arguments: Any) -> Any:
+    return poison(empty, family, *arguments)
