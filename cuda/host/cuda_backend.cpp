@@ -111,13 +111,14 @@ class CudaBackend final : public host::Backend {
     }
     if (p.total_q > 0) ONCHIP_CUDA_CHECK(launch_prepare_rows(params, handle(stream)));
     launch(found, params, params.blocks, stream);
-    if (params.dq_sum != nullptr && p.total_q > 0) {
-      ONCHIP_CUDA_CHECK(launch_finish_dq(params, handle(stream)));
-    } else if (params.dq_sum == nullptr) {
-      launch_dq(params, stream);
-    }
     if (p.has_dbias) launch_dbias(params, stream);
     if (p.has_dsinks) ONCHIP_CUDA_CHECK(launch_sink_gradient(params, handle(stream)));
+    // Last: until here the statistics of the rows may lie in dq.
+    if (params.dq_sum == nullptr) {
+      launch_dq(params, stream);
+    } else if (p.total_q > 0) {
+      ONCHIP_CUDA_CHECK(launch_finish_dq(params, handle(stream)));
+    }
     if (p.packed) ONCHIP_CUDA_CHECK(launch_clear_unused(params, handle(stream)));
   }
 

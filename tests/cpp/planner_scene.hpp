@@ -105,12 +105,6 @@ inline std::vector<DeviceInfo> all_devices() {
   return devices;
 }
 
-/// One tile of keys of the wide backward kernels is more shared memory than small devices have.
-inline bool is_too_wide(const Problem& p, const DeviceInfo& d) {
-  return d.type == DeviceType::cuda && p.pass == Pass::backward && size_of(p.dtype) == 2 &&
-         std::max(p.dim, p.dim_v) > 128 && d.on_chip_bytes < 128 * 1024;
-}
-
 inline void for_random_plans(
     const std::function<void(const Problem&, const DeviceInfo&, const PlanInfo&)>& check) {
   std::mt19937_64 random(7);
@@ -119,7 +113,6 @@ inline void for_random_plans(
     const Problem problem = random_problem(random);
     const DeviceInfo& info = devices[static_cast<std::size_t>(round) % devices.size()];
     SCOPED_TRACE(info.name + ", round " + std::to_string(round));
-    if (is_too_wide(problem, info)) continue;
     check(problem, info, make_plan(problem, info));
     if (testing::Test::HasFatalFailure()) return;
   }

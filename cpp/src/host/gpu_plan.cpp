@@ -2,6 +2,7 @@
 #include "host/gpu_plan.hpp"
 
 #include <algorithm>
+#include <array>
 #include <string>
 
 #include "host/checked.hpp"
@@ -26,6 +27,25 @@ class Layout {
   std::int64_t used_ = 0;
 };
 
+/// Whether the elements of dq are one stretch of memory, in any order of the axes.
+bool dq_is_dense(const Problem& p) {
+  struct Axis {
+    std::int64_t stride, count;
+  };
+  std::array<Axis, 3> axes = {{{p.dq.batch, p.packed ? 1 : p.batch},
+                               {p.dq.row, p.packed ? p.total_q : p.seqlen_q},
+                               {p.dq.head, p.heads_q}}};
+  std::sort(axes.begin(), axes.end(),
+            [](const Axis& a, const Axis& b) { return a.stride < b.stride; });
+  std::int64_t dense = p.dim;
+  for (const Axis& axis : axes) {
+    if (axis.count <= 1) continue;
+    if (axis.stride != dense) return false;
+    dense *= axis.count;
+  }
+  return true;
+}
+
 }  // namespace
 
 GpuWorkspace gpu_workspace(const Problem& p, std::int64_t num_splits) {
@@ -38,9 +58,13 @@ GpuWorkspace gpu_workspace(const Problem& p, std::int64_t num_splits) {
       w.partial_lse = layout.take({num_splits, p.total_q, p.heads_q, kFloatBytes});
     }
   } else {
-    w.delta = layout.take({p.total_q, p.heads_q, kFloatBytes});
-    w.lse2 = layout.take({p.total_q, p.heads_q, kFloatBytes});
-    if (!p.deterministic && !row_kernels(p))
+    const bool sums_dq = !p.deterministic && !row_kernels(p);
+    w.statistics_in_dq = sums_dq && dq_is_dense(p);
+    if (!w.statistics_in_dq) {
+      w.delta = layout.take({p.total_q, p.heads_q, kFloatBytes});
+      w.lse2 = layout.take({p.total_q, p.heads_q, kFloatBytes});
+    }
+    if (sums_dq)
       w.dq_sum = layout.take({p.total_q, p.heads_q, ceil_div(p.dim, 16) * 16, kFloatBytes});
   }
   w.bytes = layout.used();

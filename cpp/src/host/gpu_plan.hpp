@@ -17,6 +17,8 @@ struct GpuWorkspace {
   std::int64_t delta = kAbsent;        // backward: float32 [Hq][total_q]
   std::int64_t lse2 = kAbsent;         // backward: float32 [Hq][total_q]
   std::int64_t dq_sum = kAbsent;       // backward: float32 [Hq][total_q][D to a multiple of 16]
+  /// delta and lse2 lie in the memory of dq instead, which is written last, from dq_sum.
+  bool statistics_in_dq = false;
   std::int64_t bytes = 0;
 };
 
