@@ -19,6 +19,7 @@ struct RowOptions {
   int position = 0, batch_head = 0;
   float slope = 0.0F, diagonal = 0.0F;  // ALiBi: slope |diagonal - j|
   std::int64_t bias = 0;                // offset of bias[b, h, i, 0]
+  int bias_end = 0;                     // keys from here on have none
 
   __device__ __forceinline__ RowOptions(const host::KernelParams& params, const QueryWork& work,
                                         int row) {
@@ -35,6 +36,10 @@ struct RowOptions {
           params.operands.alibi_slopes)[s.batch * p.alibi_batch + head * p.alibi_head];
     }
     bias = s.batch * p.bias.batch + head * p.bias.head + position * p.bias.row;
+    // A packed sequence may be longer than the bias: its rows and keys beyond get none.
+    const host::BiasShape& shape = p.bias_shape;
+    const bool beyond = shape.row != 1 && position >= shape.row;
+    bias_end = beyond ? 0 : static_cast<int>(shape.col == 1 ? s.k_len : min(shape.col, s.k_len));
   }
 };
 
@@ -67,7 +72,7 @@ __device__ __forceinline__ float option_score(const host::KernelParams& params,
     s = cap * t;
     slope = 1.0F - t * t;
   }
-  if (p.bias_dtype != DType::none && j < work.sequence.k_len) {
+  if (p.bias_dtype != DType::none && j < row.bias_end) {
     s += load_float(p.bias_dtype, params.operands.bias, row.bias + j * p.bias.col);
   }
   if (p.has_alibi) s -= row.slope * fabsf(row.diagonal - static_cast<float>(j));

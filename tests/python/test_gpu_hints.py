@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import onchip
+from kinds import need_gpu
 from onchip import _core
 from onchip._arrays import Operands
 from onchip._steps import PACKED, forward, read_lengths, read_qkv, read_score_terms, set_options
@@ -22,10 +23,7 @@ HINTS = [1, 20, 100, 699, 700, 5000]
 
 @pytest.fixture(autouse=True, scope="module")
 def _device() -> None:
-    try:
-        onchip.device_info("cuda")
-    except (NotImplementedError, RuntimeError) as reason:
-        pytest.skip(str(reason))
+    need_gpu()
 
 
 def starts(lengths: tuple[int, ...]) -> Any:
@@ -90,3 +88,25 @@ def test_the_last_split_takes_what_the_hint_left_out(
     tolerance = 1e-5 if dtype == "float32" else 1e-2
     torch.testing.assert_close(out, want, atol=tolerance, rtol=tolerance)
     torch.testing.assert_close(lse, want_lse, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_bias_shorter_than_a_sequence_ends_there(dtype: str) -> None:
+    (q, k, v), lengths = problem(dtype)
+    full = torch.zeros((1, 4, max(LENGTHS_Q), max(LENGTHS_K)), device="cuda", dtype=q.dtype)
+    full[:, :, :70, :100] = torch.linspace(-3, 3, 100, device="cuda", dtype=q.dtype)
+    short = full[:, :, :70, :100].contiguous()
+    dout = torch.ones_like(q)
+
+    def run(bias: Any) -> tuple[Any, ...]:
+        out, lse = onchip.attention_varlen(q, k, v, **lengths, bias=bias, return_lse=True)
+        gradients = onchip.attention_varlen_backward(
+            dout, q, k, v, out, lse, **lengths, bias=bias, deterministic=True
+        )
+        return out, lse, *gradients
+
+    *got, short_dbias = run(short)
+    *want, full_dbias = run(full)
+    for x, y in zip(got, want, strict=True):
+        assert torch.equal(x, y)
+    torch.testing.assert_close(short_dbias, full_dbias[:, :, :70, :100], atol=1e-3, rtol=1e-2)
