@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "onchip/tensor.hpp"
 
@@ -35,6 +36,18 @@ cudaError_t by_16_bit_dtype(DType dtype, F f) {
     case DType::bfloat16: return f(__nv_bfloat16());
     default: return cudaErrorInvalidValue;
   }
+}
+
+/// Queues a kernel. The status is of this launch alone: cudaGetLastError after <<<>>> would also
+/// tell what the caller left behind.
+template <class... Parameters>
+cudaError_t queue(void (*kernel)(Parameters...), dim3 grid, int threads, cudaStream_t stream,
+                  const std::type_identity_t<Parameters>&... arguments) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.stream = stream;
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
 /// Enough blocks for `items` at `per_block`, or `most`: the kernel strides over the rest.

@@ -96,9 +96,8 @@ __global__ __launch_bounds__(kBlockThreads) void combine_kernel(
 cudaError_t launch_combine(const host::KernelParams& params, cudaStream_t stream) {
   const host::Problem& p = params.problem;
   return by_dtype(p.dtype, [&](auto element) {
-    combine_kernel<decltype(element)>
-        <<<grid_of(p.total_q * p.heads_q, kBlockWarps), kBlockThreads, 0, stream>>>(params);
-    return cudaGetLastError();
+    return queue(combine_kernel<decltype(element)>, grid_of(p.total_q * p.heads_q, kBlockWarps),
+                 kBlockThreads, stream, params);
   });
 }
 

@@ -37,8 +37,7 @@ __global__ __launch_bounds__(kBlockThreads) void dropout_mask_kernel(
 
 cudaError_t launch_dropout_mask(const MaskArguments& a, cudaStream_t stream) {
   const std::int64_t items = a.shape[0] * a.shape[1] * a.shape[2] * ((a.shape[3] + 7) / 8);
-  dropout_mask_kernel<<<grid_of(items, kBlockThreads), kBlockThreads, 0, stream>>>(a);
-  return cudaGetLastError();
+  return queue(dropout_mask_kernel, grid_of(items, kBlockThreads), kBlockThreads, stream, a);
 }
 
 }  // namespace onchip::cuda

@@ -70,8 +70,7 @@ __global__ __launch_bounds__(kThreads) void first_tile_kernel(
 
 cudaError_t launch_first_tile(const host::KernelParams& params, std::int64_t tile, bool keys,
                               cudaStream_t stream) {
-  first_tile_kernel<<<1, kThreads, 0, stream>>>(params, static_cast<int>(tile), keys);
-  return cudaGetLastError();
+  return queue(first_tile_kernel, 1, kThreads, stream, params, static_cast<int>(tile), keys);
 }
 
 }  // namespace onchip::cuda

@@ -59,9 +59,8 @@ template <int kCount>
 cudaError_t launch(const MergeArguments<kCount>& a, cudaStream_t stream) {
   const host::MergeProblem& p = a.problem;
   return by_dtype(p.dtype, [&](auto element) {
-    merge_kernel<decltype(element), kCount>
-        <<<grid_of(p.batch * p.rows * p.heads, kBlockWarps), kBlockThreads, 0, stream>>>(a);
-    return cudaGetLastError();
+    return queue(merge_kernel<decltype(element), kCount>,
+                 grid_of(p.batch * p.rows * p.heads, kBlockWarps), kBlockThreads, stream, a);
   });
 }
 

@@ -69,35 +69,32 @@ cudaError_t launch_clear_unused(const host::KernelParams& params, cudaStream_t s
   std::int64_t rows = p.total_q * p.heads_q;
   if (p.pass == Pass::backward) rows = std::max(rows, p.total_k * p.heads_kv);
   return by_dtype(p.dtype, [&](auto element) {
-    clear_kernel<decltype(element)>
-        <<<grid_of(rows, kBlockWarps, kClearBlocks), kBlockThreads, 0, stream>>>(params);
-    return cudaGetLastError();
+    return queue(clear_kernel<decltype(element)>, grid_of(rows, kBlockWarps, kClearBlocks),
+                 kBlockThreads, stream, params);
   });
 }
 
 cudaError_t launch_prepare_rows(const host::KernelParams& params, cudaStream_t stream) {
   const std::int64_t rows = params.problem.total_q * params.problem.heads_q;
   return by_dtype(params.problem.dtype, [&](auto element) {
-    prepare_rows<decltype(element)><<<grid_of(rows, kBlockThreads / prepare_lanes(params.problem)),
-                                      kBlockThreads, 0, stream>>>(params);
-    return cudaGetLastError();
+    return queue(prepare_rows<decltype(element)>,
+                 grid_of(rows, kBlockThreads / prepare_lanes(params.problem)), kBlockThreads,
+                 stream, params);
   });
 }
 
 cudaError_t launch_finish_dq(const host::KernelParams& params, cudaStream_t stream) {
   const std::int64_t rows = params.problem.total_q * params.problem.heads_q;
   return by_16_bit_dtype(params.problem.dtype, [&](auto element) {
-    finish_dq<decltype(element)>
-        <<<grid_of(rows, kBlockThreads / finish_lanes(params.problem)), kBlockThreads, 0, stream>>>(
-            params);
-    return cudaGetLastError();
+    return queue(finish_dq<decltype(element)>,
+                 grid_of(rows, kBlockThreads / finish_lanes(params.problem)), kBlockThreads, stream,
+                 params);
   });
 }
 
 cudaError_t launch_sink_gradient(const host::KernelParams& params, cudaStream_t stream) {
-  sink_gradient<<<static_cast<unsigned>(params.problem.heads_q), kBlockThreads, 0, stream>>>(
-      params);
-  return cudaGetLastError();
+  return queue(sink_gradient, static_cast<unsigned>(params.problem.heads_q), kBlockThreads, stream,
+               params);
 }
 
 }  // namespace onchip::cuda

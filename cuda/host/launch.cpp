@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <unordered_map>
 #include <vector>
 
 #include "cuda/error.hpp"
@@ -26,11 +27,20 @@ void allow_shared_memory(const Kernel& kernel, std::int32_t device) {
 }  // namespace
 
 std::span<const Kernel> find_kernels(std::string_view name) {
-  const std::span<const Kernel> all = kernels();
-  const auto named = [&](const Kernel& kernel) { return kernel.name == name; };
-  const auto first = std::find_if(all.begin(), all.end(), named);
-  const auto last = std::find_if_not(first, all.end(), named);
-  return {first, last};
+  static const std::unordered_map<std::string_view, std::span<const Kernel>> by_name = [] {
+    std::unordered_map<std::string_view, std::span<const Kernel>> map;
+    const std::span<const Kernel> all = kernels();
+    for (auto first = all.begin(); first != all.end();) {
+      const std::string_view shared = first->name;
+      const auto last = std::find_if(first, all.end(),
+                                     [&](const Kernel& kernel) { return kernel.name != shared; });
+      map[shared] = {first, last};
+      first = last;
+    }
+    return map;
+  }();
+  const auto found = by_name.find(name);
+  return found == by_name.end() ? std::span<const Kernel>() : found->second;
 }
 
 void launch(const Kernel& kernel, const host::KernelParams& params, std::int64_t blocks,
