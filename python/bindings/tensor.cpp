@@ -107,19 +107,21 @@ void take_capsule(Tensor& tensor, nb::handle capsule, DType dtype) {
   }
 }
 
-void take_exchange(Tensor& tensor, nb::handle source, nb::handle exchange, DType dtype) {
+const dlpack::ExchangeApi& exchange_of(nb::handle capsule) {
   const auto* api = static_cast<const dlpack::ExchangeApi*>(
-      PyCapsule_GetPointer(exchange.ptr(), "dlpack_exchange_api"));
+      PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
   if (api == nullptr) throw nb::python_error();
+  return *api;
+}
+
+dlpack::Tensor borrow(const char* name, nb::handle source, const dlpack::ExchangeApi& api) {
   dlpack::Tensor borrowed{};
-  if (api->tensor_from_object(source.ptr(), &borrowed) != 0) {
-    nb::python_error cause;
-    std::string why = cause.what();
-    why.resize(std::min(why.find('\n'), why.size()));  // PyTorch appends a C++ stack
-    nb::raise_from(cause, PyExc_TypeError, "%s: is no array with memory of its own: %s",
-                   tensor.name.c_str(), why.c_str());
-  }
-  tensor.view = view_of(tensor.name.c_str(), borrowed, dtype);
+  if (api.tensor_from_object(source.ptr(), &borrowed) == 0) return borrowed;
+  nb::python_error cause;
+  std::string why = cause.what();
+  why.resize(std::min(why.find('\n'), why.size()));  // PyTorch appends a C++ stack
+  nb::raise_from(cause, PyExc_TypeError, "%s: is no array with memory of its own: %s", name,
+                 why.c_str());
 }
 
 /// What a capsule handed out by Buffer keeps: the memory and the arrays that DLPack points to.
@@ -216,13 +218,21 @@ Tensor take(const char* name, nb::handle source, nb::handle exchange, DType dtyp
   tensor.name = name;
   tensor.owner = nb::borrow(source);
   if (exchange.is_valid() && !exchange.is_none()) {
-    take_exchange(tensor, source, exchange, dtype);
+    tensor.view = view_of(name, borrow(name, source, exchange_of(exchange)), dtype);
   } else if (const Buffer* buffer; nb::try_cast<const Buffer*>(source, buffer)) {
     tensor.view = buffer->view();
   } else {
     take_capsule(tensor, source, dtype);
   }
   return tensor;
+}
+
+std::uintptr_t current_stream(nb::handle source, nb::handle exchange) {
+  const dlpack::ExchangeApi& api = exchange_of(exchange);
+  const dlpack::Device device = borrow("array", source, api).device;
+  void* stream = nullptr;
+  if (api.current_stream(device.type, device.index, &stream) != 0) throw nb::python_error();
+  return reinterpret_cast<std::uintptr_t>(stream);
 }
 
 Tensor planned(const char* name, const std::vector<std::int64_t>& shape, DType dtype,
@@ -297,6 +307,8 @@ void bind_buffer(nb::module_& m) {
 
 void bind_tensor(nb::module_& m) {
   bind_buffer(m);
+  m.def("current_stream", &current_stream, nb::arg("source"), nb::arg("exchange"),
+        "The CUDA stream that an array's library works on now, by the exchange API of its type.");
   nb::class_<Tensor>(m, "Tensor", "One argument of a call: a view of the caller's memory.")
       .def(
           "__init__",

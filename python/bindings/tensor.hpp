@@ -42,6 +42,9 @@ class Buffer {
 /// exchange API), any object. `dtype`, unless none, says what 16-bit integers really hold.
 Tensor take(const char* name, nb::handle source, nb::handle exchange, DType dtype);
 
+/// The CUDA stream that the library of `source` works on now.
+std::uintptr_t current_stream(nb::handle source, nb::handle exchange);
+
 /// A tensor of that shape without memory, for planning.
 Tensor planned(const char* name, const std::vector<std::int64_t>& shape, DType dtype,
                onchip::Device device);

@@ -114,7 +114,7 @@ class Torch(Family):
         }
 
     def stream(self, x: Any) -> int | None:
-        return torch_stream(x)
+        return torch_stream(x, self._exchange)
 
     def take(self, name: str, x: Any, stream: int | None) -> _core.Tensor:
         if x.is_neg():  # a lazy negation that DLPack drops

@@ -12,13 +12,18 @@ import functools
 import sys
 from typing import Any
 
+from onchip import _core
+
 LEGACY = 1
 
 
-def torch_stream(x: Any) -> int | None:
-    """PyTorch's current stream on the device of `x`; None in host memory."""
+def torch_stream(x: Any, exchange: Any) -> int | None:
+    """PyTorch's current stream on the device of `x`; None in host memory. `exchange`: DLPack's C
+    exchange API of the type of `x`, which tells it ten times quicker, or None."""
     if not x.is_cuda:
         return None
+    if exchange is not None:
+        return _core.current_stream(x, exchange) or LEGACY
     handle: int = sys.modules["torch"].cuda.current_stream(x.device).cuda_stream
     return handle or LEGACY
 

@@ -367,7 +367,9 @@ def test_torch_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     for handle, expected in ((0, 1), (12345, 12345)):
         fake = FakeCuda(handle)
         monkeypatch.setitem(sys.modules, "torch", fake)
-        assert _stream.torch_stream(fake) == expected
+        assert _stream.torch_stream(fake, None) == expected
+        monkeypatch.setattr(_stream._core, "current_stream", lambda x, exchange, h=handle: h)
+        assert _stream.torch_stream(fake, object()) == expected
 
 
 class FakeCupy(Producer):

@@ -67,7 +67,7 @@ def test_the_test_above_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """Launched on another stream, the kernels do not see the delayed inputs."""
     source = [normal(2, 200, 4, 64) for _ in range(4)]
     expected = passes(*source)
-    monkeypatch.setattr(_arrays, "torch_stream", lambda x: _stream.LEGACY)
+    monkeypatch.setattr(_arrays, "torch_stream", lambda *_: _stream.LEGACY)
     got = behind_a_delay(source)
     assert not torch.equal(got[0], expected[0])
 
