@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Every kernel instance under compute-sanitizer's four tools, on problems of a few tiles.
-#   tests/sanitize.sh [build directory, default build/cuda] [tool ...]
+#   tests/sanitize.sh [build directory, default build/dev] [tool ...]
 # Logs: <build directory>/sanitize/. Exit status: 1 where a tool found something.
 set -euo pipefail
 
-build=${1:-build/cuda}
+build=${1:-build/dev}
 [ $# -eq 0 ] || shift
 tools=("$@")
 [ ${#tools[@]} -gt 0 ] || tools=(memcheck racecheck initcheck synccheck)
@@ -13,7 +13,7 @@ binary="$build/tests/onchip_cuda_tests"
 filter='Gpu/GpuInstances.*:Gpu/GpuHelpers.*:Gpu/GpuRandom.SmallOnes*:Gpu/GpuDegenerate.Keys*'
 
 die() { printf 'sanitize: %s\n' "$*" >&2; exit 1; }
-[ -x "$binary" ] || die "$binary is not there: build the target onchip_cuda_tests (ONCHIP_CUDA=ON)"
+[ -x "$binary" ] || die "$binary is not there: ./dev build --cuda makes it"
 sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
 [ -x "$sanitizer" ] || die "compute-sanitizer is not there: it comes with the CUDA toolkit"
 if "$binary" --gtest_filter='Gpu/GpuHelpers.Splits/float32' | grep -q 'SKIPPED'; then
