@@ -50,14 +50,15 @@ def main() -> None:
     workspace = operands.allocate("workspace", (size,), "uint8")[1] if size else None
     stream = operands.stream or 0
 
-    for name, function in {
+    calls: dict[str, Callable[[], Any]] = {
         "C++, forward": lambda: call.run(workspace, stream),
         "Python, attention(causal=True)": lambda: onchip.attention(q, k, v, causal=True),
         "Python, attention(causal=True, out=...)": lambda: onchip.attention(
             q, k, v, causal=True, out=out
         ),
         "Python, attention_backward": lambda: onchip.attention_backward(out, q, k, v, out, lse),
-    }.items():
+    }
+    for name, function in calls.items():
         function()
         print(f"{name:42} {microseconds(function, cuda):6.2f} us")
 
