@@ -10,15 +10,14 @@
 # not the traits'. SPILLS is what ptxas may store to local memory in one thread, on any architecture,
 # in bytes of the lean and of the full variant; 0 where it is not given. A row that has it says why.
 
-# Forward<Element, D, Br, Bc, warps, full, blocks of a multiprocessor>
+# Forward<Element, D, Br, Bc, warps, full, blocks of a multiprocessor, Q in registers>. Scores
+# and O take 192 of 255 registers; what spills is of the full variant's options, or read once a block.
 onchip_kernels(sm80_fwd_@dtype@_d64@full@ SOURCE sm80/fwd.cuh FUNCTION sm80::forward_kernel
-  TRAITS "sm80::Forward<@Element@, 64, 128, 128, 4, @kFull@, 2>" SPILLS 176)
+  TRAITS "sm80::Forward<@Element@, 64, 128, 128, 4, @kFull@, 2>" SPILLS 0 372)
 onchip_kernels(sm80_fwd_@dtype@_d128@full@ SOURCE sm80/fwd.cuh FUNCTION sm80::forward_kernel
-  TRAITS "sm80::Forward<@Element@, 128, 128, 64, 4, @kFull@, 2>" SPILLS 80)
+  TRAITS "sm80::Forward<@Element@, 128, 128, 64, 4, @kFull@, 2>" SPILLS 20 144)
 onchip_kernels(sm80_fwd_@dtype@_d256@full@ SOURCE sm80/fwd.cuh FUNCTION sm80::forward_kernel
-  TRAITS "sm80::Forward<@Element@, 256, 128, 64, 8, @kFull@, 1>")
-onchip_kernels(sm80_fwd_@dtype@_d256_small@full@ SOURCE sm80/fwd.cuh FUNCTION sm80::forward_kernel
-  TRAITS "sm80::Forward<@Element@, 256, 64, 32, 4, @kFull@, 1>")
+  TRAITS "sm80::Forward<@Element@, 256, 64, 32, 4, @kFull@, 2, true>" SPILLS 24 4)
 
 # Backward<Element, D, Br, Bc, warps by keys, by queries, full, parts, stages, buffers, blocks of a
 # multiprocessor>. By shared memory: 227 KiB, _single 163 KiB, _small 99 KiB. dK and dV hold 128 registers of a
@@ -38,11 +37,13 @@ onchip_kernels(sm80_bwd_@dtype@_d256_single@full@ SOURCE sm80/bwd.cuh FUNCTION s
 onchip_kernels(sm80_bwd_@dtype@_d256_small@full@ SOURCE sm80/bwd.cuh FUNCTION sm80::backward_kernel
   TRAITS "sm80::Backward<@Element@, 256, 32, 32, 2, 2, @kFull@, 1, 1, 1, 1>" SPILLS 0 48)
 
-# Around it, by query tile: dQ in one order (deterministic), and dbias. Every option is in them.
+# Around it, by query tile: dQ in one order (deterministic), and dbias. Every option is in them. At
+# 256 dQ takes half of the registers.
+set(spills_of_dq256 20)
 foreach(dim IN ITEMS 64 128 256)
   foreach(kernel IN ITEMS dq dbias)
     onchip_kernels(sm80_${kernel}_@dtype@_d${dim} SOURCE sm80/bwd_query.cuh
       FUNCTION sm80::${kernel}_kernel TRAITS "sm80::Forward<@Element@, ${dim}, 64, 32, 4, true, 1>"
-      SHARED "sm80::QueryTiles<Traits>::kBytes")
+      SHARED "sm80::QueryTiles<Traits>::kBytes" SPILLS ${spills_of_${kernel}${dim}})
   endforeach()
 endforeach()

@@ -26,14 +26,13 @@ __device__ inline int find_sequence(const Integer* first, std::int64_t stride, s
 /// Finds the tile of block `number`: fills work.sequence and work.kv_head and calls `take` with its
 /// rank among their tiles; not at all where there is none. Dense: sections of heads that share the
 /// L2 cache; within one, rank after rank. Packed: the tiles of a head are those that first_tile
-/// counts. The grid has fewer than 2^31 blocks, so that 32-bit division does.
+/// counts. The grid has fewer than 2^31 blocks.
 /// `take` is called in both branches: with one call behind them the forward kernel spills.
 template <class Work, class Take>
 __device__ __forceinline__ void find_tile(const host::KernelParams& params, unsigned number,
                                           Work& work, Take take) {
   const host::Problem& p = params.problem;
   const auto tiles = static_cast<unsigned>(params.tiles_per_head);
-  const auto heads_kv = static_cast<unsigned>(p.heads_kv);
   if (p.packed) {
     work.kv_head = static_cast<int>(number / tiles);
     number %= tiles;
@@ -43,15 +42,18 @@ __device__ __forceinline__ void find_tile(const host::KernelParams& params, unsi
     take(static_cast<int>(number - params.first_tile[b]));
     return;
   }
-  const unsigned heads = static_cast<unsigned>(p.batch) * heads_kv;
-  const auto section = static_cast<unsigned>(params.heads_in_section);
-  const unsigned first_head = number / (section * tiles) * section;
+  const host::Divisors& divisors = params.divisors;
+  const unsigned section = divisors.section.by;
+  const unsigned first_head = divisors.section_tiles.quotient(number) * section;
   const unsigned within = number - first_head * tiles;
-  const unsigned count = min(section, heads - first_head);
-  const unsigned head = first_head + within % count;
-  work.kv_head = static_cast<int>(head % heads_kv);
-  work.sequence = host::sequence_at(p, params.operands, head / heads_kv);
-  take(static_cast<int>(within / count));
+  const unsigned heads = static_cast<unsigned>(p.batch) * divisors.heads_kv.by;
+  const unsigned count = min(section, heads - first_head);  // the last section may be short
+  const unsigned rank = count == section ? divisors.section.quotient(within) : within / count;
+  const unsigned head = first_head + within - rank * count;
+  const unsigned batch = divisors.heads_kv.quotient(head);
+  work.kv_head = static_cast<int>(head - batch * divisors.heads_kv.by);
+  work.sequence = host::sequence_at(p, params.operands, batch);
+  take(static_cast<int>(rank));
 }
 
 }  // namespace onchip::cuda

@@ -21,29 +21,37 @@ struct QueryWork {
   int split = 0;
   bool one_head = true;
 
-  __device__ __forceinline__ int head_of(int row) const {
-    return one_head ? head : head + (first + row) / static_cast<int>(sequence.q_rows);
+  float heads_per_row = 0.0F;  // 1 / q_rows where the tile spans heads
+
+  /// Heads that end before row `row`. Where heads_per_row is not 0 the numbers are below 2^8, so
+  /// that float32 rounds to no wrong side.
+  __device__ __forceinline__ int heads_before(int row) const {
+    return static_cast<int>((static_cast<float>(first + row) + 0.5F) * heads_per_row);
   }
+  __device__ __forceinline__ int head_of(int row) const { return head + heads_before(row); }
   __device__ __forceinline__ int position_of(int row) const {
-    return one_head ? first + row : (first + row) % static_cast<int>(sequence.q_rows);
+    return first + row - heads_before(row) * static_cast<int>(sequence.q_rows);
   }
 };
 
 /// Fills the rows of the tile of rank `rank` of a KV head: later rows, which see more keys under a
 /// causal mask, come first, over all heads of the group.
-__device__ inline void set_query_tile(const host::Problem& p, int rank, int tile_q,
+__device__ inline void set_query_tile(const host::Divisor& heads_of_group, int rank, int tile_q,
                                       QueryWork& work) {
-  const int group = static_cast<int>(p.heads_q) / static_cast<int>(p.heads_kv);
+  const int group = static_cast<int>(heads_of_group.by);
   const int q_rows = static_cast<int>(work.sequence.q_rows);
   const bool shared = q_rows < tile_q;
   const int span = shared ? q_rows * group : q_rows;  // rows that tiles cut up
   const int tiles = (span + tile_q - 1) / tile_q;
-  const int from = shared ? rank : rank / group;
+  const int from =
+      shared ? rank : static_cast<int>(heads_of_group.quotient(static_cast<unsigned>(rank)));
   const int first = (tiles - 1 - from) * tile_q;
+  const int head = shared ? first / q_rows : rank - from * group;
   work.rows = min(tile_q, span - first);
-  work.head = work.kv_head * group + (shared ? first / q_rows : rank % group);
-  work.first = shared ? first % q_rows : first;
+  work.head = work.kv_head * group + head;
+  work.first = shared ? first - head * q_rows : first;
   work.one_head = work.first + work.rows <= q_rows;
+  work.heads_per_row = work.one_head ? 0.0F : 1.0F / static_cast<float>(q_rows);
 }
 
 /// The longest tiles of a sequence come first; the splits of a tile stand side by side.
@@ -55,7 +63,7 @@ __device__ inline QueryWork find_query_work(const host::KernelParams& params, in
     number /= static_cast<unsigned>(params.num_splits);
   }
   find_tile(params, number, work,
-            [&](int rank) { set_query_tile(params.problem, rank, tile_q, work); });
+            [&](int rank) { set_query_tile(params.divisors.group, rank, tile_q, work); });
   return work;
 }
 
@@ -124,13 +132,14 @@ struct KeyRows {
   }
 };
 
-/// Starts the copy of keys [j0, j0 + kRows) into a tile; keys from `limit` on become zeros.
-template <int kDim, int kRows, int kThreads, class Element>
+/// Starts the copy of keys [j0, j0 + kRows) into a tile; keys from `limit` on become zeros. kWhole
+/// says that there are none.
+template <int kDim, int kRows, int kThreads, bool kWhole = false, class Element>
 __device__ __forceinline__ void load_key_tile(std::uint32_t tile, const KeyRows<Element>& rows,
                                               int j0, int limit, int dim, bool aligned) {
   if (aligned && rows.pages == nullptr) {
-    load_rows<kDim, kRows, kThreads>(tile, rows.base + j0 * rows.row_stride, rows.row_stride,
-                                     limit - j0, dim);
+    load_rows<kDim, kRows, kThreads, kWhole>(tile, rows.base + j0 * rows.row_stride,
+                                             rows.row_stride, limit - j0, dim);
   } else {
     gather_rows<kDim, kRows, kThreads, Element>(tile, limit - j0, dim, aligned,
                                                 [&](int row) { return rows(j0 + row); });

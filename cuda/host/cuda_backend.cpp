@@ -59,8 +59,7 @@ void launch_dq(host::KernelParams params, Stream stream) {
   const host::Problem& p = params.problem;
   const std::span<const Kernel> found = kernels_beside("dq", p);
   const std::int64_t tile = found.front().tile_q;
-  params.tiles_per_head = host::query_tiles(p, tile);
-  params.heads_in_section = 1;
+  params.schedule(host::query_tiles(p, tile), 1);
   if (p.packed && !host::row_kernels(p)) {
     ONCHIP_CUDA_CHECK(launch_first_tile(params, tile, false, handle(stream)));
   }

@@ -9,8 +9,11 @@
 namespace onchip::cuda {
 namespace {
 
-constexpr std::int64_t kAlignedBytes = 16;                      // of one copy
-constexpr std::int64_t kSectionBytes = std::int64_t{24} << 20;  // half of Hopper's L2
+constexpr std::int64_t kAlignedBytes = 16;  // of one copy
+
+// What a section's blocks share, so that it fits the L2 cache of an A100 (40 MiB) or H100 (50 MiB).
+constexpr std::int64_t kForwardBytes = std::int64_t{32} << 20;
+constexpr std::int64_t kBackwardBytes = std::int64_t{24} << 20;
 
 /// A tensor of rows, and the extents beyond which its strides are not used.
 struct Rows {
@@ -51,16 +54,29 @@ bool all_aligned(const host::Problem& p, const host::Operands& o) {
 
 /// KV heads whose tiles are scheduled together, so that what they share stays in the L2 cache: K
 /// and V in forward, the queries of the group in backward. Only where a causal mask leaves blocks
-/// of different length; else one head after another does as well.
+/// of different length; else one head after another does as well. A section's longest blocks start
+/// first, so a short last section would leave them alone at the end: of the sizes above half of
+/// what fits, the one that fills the last section most.
 std::int64_t heads_in_section(const host::Problem& p) {
   if (p.window_right != 0 || p.packed) return 1;
   const std::int64_t element = size_of(p.dtype);
   const std::int64_t group = p.heads_q / p.heads_kv;
-  const std::int64_t bytes = p.pass == Pass::forward
+  const bool forward = p.pass == Pass::forward;
+  const std::int64_t bytes = forward
                                  ? p.seqlen_k * (p.dim + p.dim_v) * element
                                  : p.seqlen_q * group * ((p.dim + p.dim_v) * element + p.dim * 4);
   const std::int64_t heads = std::max<std::int64_t>(p.batch * p.heads_kv, 1);
-  return std::clamp<std::int64_t>(kSectionBytes / std::max<std::int64_t>(bytes, 1), 1, heads);
+  const std::int64_t limit = std::clamp<std::int64_t>(
+      (forward ? kForwardBytes : kBackwardBytes) / std::max<std::int64_t>(bytes, 1), 1, heads);
+  if (!forward) return limit;
+  const auto missing = [&](std::int64_t size) {
+    return static_cast<double>((size - heads % size) % size) / static_cast<double>(size);
+  };
+  std::int64_t best = limit;
+  for (std::int64_t size = limit - 1; size > limit / 2; --size) {
+    if (missing(size) < missing(best)) best = size;
+  }
+  return best;
 }
 
 }  // namespace
@@ -73,9 +89,9 @@ host::KernelParams make_params(const detail::PlanImpl& plan, const host::Operand
   params.problem = p;
   params.operands = operands;
   params.blocks = info.grid;
-  params.tiles_per_head =
-      p.pass == Pass::forward ? host::query_tiles(p, info.tile_q) : host::key_tiles(p, info.tile_k);
-  params.heads_in_section = heads_in_section(p);
+  params.schedule(
+      p.pass == Pass::forward ? host::query_tiles(p, info.tile_q) : host::key_tiles(p, info.tile_k),
+      heads_in_section(p));
   params.num_splits = info.num_splits;
   params.split_size = info.split_size;
   params.dropout_threshold = host::dropout_threshold(p.dropout_p);

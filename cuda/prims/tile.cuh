@@ -55,20 +55,25 @@ __device__ __forceinline__ void copy_elements(std::uint32_t to, const Element* f
 }
 
 /// Starts the copy of kRows rows, `stride` elements apart, into a tile. Rows from `count` on, and
-/// columns from `dim` on, become zeros and are not read. Rows begin at multiples of 16 bytes.
-template <int kDim, int kRows, int kThreads, class Element>
+/// columns from `dim` on, become zeros and are not read; kWhole says that `count` is kRows or more.
+/// Rows begin at multiples of 16 bytes.
+template <int kDim, int kRows, int kThreads, bool kWhole = false, class Element>
 __device__ __forceinline__ void load_rows(std::uint32_t tile, const Element* from,
                                           std::int64_t stride, int count, int dim) {
   constexpr int kChunks = kDim / 8;
   constexpr int kStep = kThreads / kChunks;  // rows of one pass
   static_assert(kRows % kStep == 0 && kThreads % kChunks == 0, "whole passes");
+  static_assert(kStep % 8 == 0 || 8 % kStep == 0, "a pass leaves the swizzle or flips its bits");
   const int chunk = static_cast<int>(threadIdx.x) % kChunks;
   const int row = static_cast<int>(threadIdx.x) / kChunks;
-  const int valid = chunk * 8 < dim ? count - row : 0;
+  const bool inside = chunk * 8 < dim;
+  const int valid = inside ? count - row : 0;
   from += row * stride + chunk * 8;
+  const std::uint32_t place = tile + chunk_offset<kDim>(row, chunk);
 #pragma unroll
   for (int pass = 0; pass < kRows / kStep; ++pass) {
-    copy_16(tile + chunk_offset<kDim>(row + pass * kStep, chunk), from, pass * kStep < valid);
+    const std::uint32_t flip = pass * kStep % 8 * 16;
+    copy_16((place ^ flip) + pass * kStep * kDim * 2, from, kWhole ? inside : pass * kStep < valid);
     from += kStep * stride;
   }
 }

@@ -81,8 +81,8 @@ __device__ __forceinline__ void score_gradient(const host::KernelParams& params,
                                                Scores<T>& slope) {
   const float scale = static_cast<float>(params.problem.scale);
   Scores<T> weights;
-  multiply_qk<T>(tiles.q, tiles.k, weights);
-  multiply_qk<T>(tiles.dout, tiles.v, ds);
+  multiply_qk<T>(Query<T>(tiles.q), key_place<T>(tiles.k), weights);
+  multiply_qk<T>(Query<T>(tiles.dout), key_place<T>(tiles.v), ds);
   const int column = j0 + 2 * (static_cast<int>(threadIdx.x) % 4);
 #pragma unroll
   for (int r = 0; r < T::kRows; ++r) {
@@ -148,7 +148,7 @@ __global__ __launch_bounds__(T::kThreads, T::kBlocksPerSm) void dq_kernel(
         for (int i = 0; i < 4; ++i) ds.s[t][n][i] *= slope.s[t][n][i] * scale;
       }
     }
-    multiply_pv<T>(ds, tiles.k, state);
+    multiply_pv<T>(ds, value_place<T>(tiles.k), state);
   }
   copy_wait<0>();
   store_rows<T>(params, work, shared, state.o, p.dq, params.operands.dq, static_cast<int>(p.dim));

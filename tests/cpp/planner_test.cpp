@@ -135,9 +135,9 @@ TEST(Planner, PicksTheTileByMaskHeadDimAndSharedMemory) {
   EXPECT_EQ(make_plan(p, hopper()).tile_k, 80);
   p.window_left = 1024;
   EXPECT_EQ(make_plan(p, hopper()).tile_k, 64);
-  EXPECT_EQ(make_plan(p, device("B200")).tile_q, 128);
+  EXPECT_EQ(make_plan(p, device("B200")).tile_q, 64);
   EXPECT_EQ(make_plan(p, device("A100")).tile_q, 64);
-  EXPECT_EQ(make_plan(p, device("L40S")).kernel, "sm80_fwd_bfloat16_d256_small");
+  EXPECT_EQ(make_plan(p, device("L40S")).kernel, "sm80_fwd_bfloat16_d256");
   p.dim = 192;
   p.dim_v = 128;
   EXPECT_EQ(make_plan(p, hopper()).kernel, "sm90_fwd_bfloat16_d192_128");

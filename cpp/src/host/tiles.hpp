@@ -63,8 +63,7 @@ inline constexpr std::array kTiles = {
 
     TileRow{"sm80", kFwd, 2, 64, 64, kAny, 128, 128, 2, 4, 0, 0, 0, 0, ""},
     TileRow{"sm80", kFwd, 2, 128, 128, kAny, 128, 64, 2, 4, 0, 0, 0, 0, ""},
-    TileRow{"sm80", kFwd, 2, 256, 256, kAny, 128, 64, 2, 8, 0, 0, 0, 0, ""},
-    TileRow{"sm80", kFwd, 2, 256, 256, kAny, 64, 32, 2, 4, 0, 0, 0, 0, "_small"},
+    TileRow{"sm80", kFwd, 2, 256, 256, kAny, 64, 32, 2, 4, 0, 0, 0, 0, ""},
     TileRow{"sm80", kBwd, 2, 64, 64, kAny, 64, 128, 2, 4, 0, 2, 2, 0, ""},
     TileRow{"sm80", kBwd, 2, 128, 128, kAny, 64, 128, 2, 8, 2, 2, 2, 0, ""},
     TileRow{"sm80", kBwd, 2, 128, 128, kAny, 64, 128, 2, 8, 1, 2, 1, 0, "_single"},
