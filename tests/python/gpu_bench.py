@@ -101,12 +101,13 @@ def whole_document() -> dict[str, Any]:
                     name: _result(cell.flops, rate, peaks[name]) for name, rate in RATES.items()
                 },
                 "skipped": {},
+                "took_seconds": 0.5,
             }
         )
         if cell.direction == "both" and not cell.causal:
             peak = {x: int(y / cell.batch) for x, y in peaks.items()}
             memory.append({**record, "batch": 1, "peak_bytes": peak})
-    kernel = {"name": "fused<1, 2>", "microseconds": 100.0}
+    kernel = {"name": "void ns::(anonymous namespace)::fused<1, 2>(int)", "microseconds": 100.0}
     return {
         "benchmark": "cuda",
         "driver": "580.0",

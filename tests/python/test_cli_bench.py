@@ -135,6 +135,13 @@ def test_repository_root(tmp_path: Path) -> None:
     assert environment.repository_root(tmp_path.parent) is None
 
 
+def test_commit_of_a_copy_without_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONCHIP_COMMIT", "0123456")
+    assert environment.commit(None) == "0123456"
+    monkeypatch.delenv("ONCHIP_COMMIT")
+    assert environment.commit(None) is None
+
+
 def test_only_the_whole_grid_is_kept_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

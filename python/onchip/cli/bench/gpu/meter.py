@@ -19,13 +19,21 @@ class EventClock:
         self._cuda = cuda
 
     def sampler(self, call: Callable[[], Any], calls: int) -> Callable[[], float]:
+        def queue() -> None:
+            for _ in range(calls):
+                call()
+
+        return self.between_events(call, queue)
+
+    def between_events(
+        self, lead: Callable[[], Any], queue: Callable[[], Any]
+    ) -> Callable[[], float]:
         start, end = (self._cuda.Event(enable_timing=True) for _ in range(2))
 
         def sample() -> float:
-            call()
+            lead()
             start.record()
-            for _ in range(calls):
-                call()
+            queue()
             end.record()
             end.synchronize()
             return float(start.elapsed_time(end)) / 1e3
@@ -47,7 +55,7 @@ class GraphClock:
         with self._cuda.graph(graph):
             for _ in range(calls):
                 call()
-        return EventClock(self._cuda).sampler(graph.replay, 1)
+        return EventClock(self._cuda).between_events(call, graph.replay)
 
 
 class CudaMeter:

@@ -66,12 +66,18 @@ def cells_table(document: dict[str, Any]) -> Table:
     return table
 
 
+def _short(kernel: str) -> str:
+    """The kernel's name without what C++ puts around it."""
+    bare = kernel.removeprefix("void ").replace("(anonymous namespace)::", "")
+    return bare.partition("<")[0].partition("(")[0][:72]
+
+
 def kernel_lines(document: dict[str, Any]) -> list[str]:
     """What each provider ran, by the profiler, in the longest cells that are not causal."""
     lines = []
     for record in document["kernels"]:
         names = ", ".join(
-            f"`{kernel['name']}` {kernel['microseconds']:.0f} us"
+            f"`{_short(kernel['name'])}` {kernel['microseconds']:.0f} us"
             for kernel in record["kernels"][:3]
         )
         lines.append(f"{record['provider']}, {label_of(record)}: {names or 'not known'}")

@@ -83,7 +83,7 @@ class GpuSession:
 
     def measure(self, cell: Cell) -> dict[str, Any]:
         spec, meter = self._spec, self._meter
-        until = time.perf_counter() + spec.cell_seconds
+        started = time.perf_counter()
         tensors = make_tensors(cell, meter.device)
         expected = expected_results(cell, tensors)
         contenders: dict[str, Contender] = {}
@@ -95,7 +95,9 @@ class GpuSession:
             except REFUSALS as refusal:
                 skipped[name] = reason_of(refusal)
         del expected
-        take_turns(list(contenders.values()), spec.rounds, spec.min_rounds, until)
+        take_turns(
+            list(contenders.values()), spec.rounds, spec.min_rounds, started + spec.cell_seconds
+        )
         return {
             **cell.as_dict(),
             "flops": cell.flops,
@@ -104,6 +106,7 @@ class GpuSession:
                 name: contender.record() | results[name] for name, contender in contenders.items()
             },
             "skipped": skipped,
+            "took_seconds": time.perf_counter() - started,
         }
 
     def _enter(

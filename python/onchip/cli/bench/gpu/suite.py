@@ -44,7 +44,7 @@ class GpuSuite(Suite):
             ),
             min_rounds=1 if quick else min(MIN_ROUNDS, options.rounds),
             cell_seconds=options.cell_seconds or 3.0,
-            sample_seconds=0.002 if quick else 0.012,
+            sample_seconds=0.002 if quick else 0.01,
             **default_spec(self, options),
         )
 
