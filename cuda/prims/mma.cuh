@@ -72,6 +72,20 @@ __device__ __forceinline__ std::uint32_t pack<__half>(float low, float high) {
   return reinterpret_cast<const std::uint32_t&>(pair);
 }
 
+/// The two elements of a pair.
+template <class Element>
+__device__ __forceinline__ float2 unpack(std::uint32_t pair);
+
+template <>
+__device__ __forceinline__ float2 unpack<__nv_bfloat16>(std::uint32_t pair) {
+  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000U)};
+}
+
+template <>
+__device__ __forceinline__ float2 unpack<__half>(std::uint32_t pair) {
+  return __half22float2(reinterpret_cast<const __half2&>(pair));
+}
+
 /// Accumulators of tiles 2k and 2k + 1 as the A operand of depth step k.
 template <class Element>
 __device__ __forceinline__ Fragment as_operand(const float (&left)[4], const float (&right)[4]) {

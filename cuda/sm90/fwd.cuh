@@ -1,0 +1,415 @@
+// SPDX-License-Identifier: Apache-2.0
+// Forward pass on Hopper: one thread copies tiles by TMA, the other warpgroups compute 64 query rows
+// each by wgmma. The product of the next scores runs under the softmax of the last ones, P feeds
+// the second product from registers, and the first product of the next tile runs under the stores
+// of this one. Blocks of keys go from the last to the first. docs/hopper.md goes through it.
+#pragma once
+
+#include <cstdint>
+
+#include "prims/cp_async.cuh"
+#include "prims/tma.cuh"
+#include "prims/wgmma.cuh"
+#include "sm90/fwd_params.hpp"
+#include "sm90/fwd_softmax.cuh"
+#include "sm90/fwd_store.cuh"
+#include "sm90/fwd_work.cuh"
+
+namespace onchip::cuda::sm90 {
+
+/// One instance: kGroups warpgroups compute, one copies.
+template <class Element_, int kDim_, int kDimV_, int kGroups_, int kBc_, int kStages_, bool kFull_,
+          bool kOptimistic_, bool kQRegisters_, bool kPingpong_, bool kPvFirst_>
+struct Forward {
+  using Element = Element_;
+  static constexpr int kDim = kDim_, kDimV = kDimV_;
+  static constexpr int kGroups = kGroups_, kBc = kBc_, kStages = kStages_;
+  static constexpr bool kFull = kFull_;              // softcap or ALiBi
+  static constexpr bool kOptimistic = kOptimistic_;  // no maximum after the masked blocks
+  static constexpr bool kQRegisters = kQRegisters_;  // Q as A operands, read once a tile
+  static constexpr bool kPingpong = kPingpong_;      // warpgroups take turns at the tensor cores
+  static constexpr bool kPvFirst = kPvFirst_;        // the order of the two products of a turn
+  static constexpr int kBr = 64 * kGroups;
+  static constexpr int kThreads = 128 * (kGroups + 1);
+  // Tiles lie in panels of 64 columns, rows of 128 bytes.
+  static constexpr int kPanels = (kDim + 63) / 64, kPanelsV = (kDimV + 63) / 64;
+  static constexpr int kRegisters = kGroups == 2 ? 240 : kGroups == 3 ? 160 : 112;
+  static constexpr int kCopyRegisters = kGroups == 3 ? 32 : 24;
+  static constexpr int kQBytes = kPanels * kBr * 128;
+  static constexpr int kKBytes = kPanels * kBc * 128;
+  static constexpr int kVBytes = kPanelsV * kBc * 128;
+  static constexpr int kSharedBytes = 1024 + kQBytes + kStages * (kKBytes + kVBytes);
+};
+
+/// Barriers of a block: `full` ones count bytes, `empty` ones warps that are done reading.
+template <class T>
+struct Barriers {
+  std::uint64_t q_full, q_empty, tile_full[2], tile_empty[2];
+  std::uint64_t k_full[T::kStages], k_empty[T::kStages], v_full[T::kStages], v_empty[T::kStages];
+  int tile[2];
+
+  __device__ __forceinline__ void init() {
+    constexpr int kWarps = 4 * T::kGroups;
+    barrier_init(shared_address(&q_full), 1);
+    barrier_init(shared_address(&q_empty), kWarps);
+    for (int i = 0; i < 2; ++i) {
+      barrier_init(shared_address(&tile_full[i]), 1);
+      barrier_init(shared_address(&tile_empty[i]), kWarps);
+    }
+    for (int i = 0; i < T::kStages; ++i) {
+      barrier_init(shared_address(&k_full[i]), 1);
+      barrier_init(shared_address(&k_empty[i]), kWarps);
+      barrier_init(shared_address(&v_full[i]), 1);
+      barrier_init(shared_address(&v_empty[i]), kWarps);
+    }
+    barrier_fence();
+  }
+};
+
+/// Position in a ring of kSize buffers: which one, and the parity of its current round.
+template <int kSize>
+struct Ring {
+  int at = 0;
+  std::uint32_t parity = 0;
+  __device__ __forceinline__ void step() {
+    at = at + 1 == kSize ? 0 : at + 1;
+    parity ^= at == 0;
+  }
+  /// The reader waits for this round, the writer for the end of the last one.
+  __device__ __forceinline__ void wait_full(const std::uint64_t* full) const {
+    barrier_wait(shared_address(full + at), parity);
+  }
+  __device__ __forceinline__ void wait_empty(const std::uint64_t* empty) const {
+    barrier_wait(shared_address(empty + at), parity ^ 1);
+  }
+};
+
+__device__ __forceinline__ int group_id() { return static_cast<int>(threadIdx.x) / 128 - 1; }
+
+/// One arrival for this warp.
+__device__ __forceinline__ void warp_arrive(const std::uint64_t& barrier) {
+  if (lane_id() == 0) barrier_arrive(shared_address(&barrier));
+}
+
+/// Shared memory tiles.
+struct Tiles {
+  std::uint32_t q, k, v;
+};
+
+/// Number of the tile of rank `rank`; that of blocks past the last.
+__device__ __forceinline__ int tile_number(const ForwardParams& params, unsigned rank) {
+  const auto all = static_cast<unsigned>(params.common.blocks);
+  if (params.again == 0) return static_cast<int>(min(rank, all));
+  const unsigned* list = reinterpret_cast<const unsigned*>(params.ledger + 1) + (all + 31) / 32;
+  return static_cast<int>(rank < params.ledger->lost ? list[rank] : all);
+}
+
+/// Notes a tile for the second launch, once.
+__device__ __forceinline__ void lose_tile(const ForwardParams& params, int number) {
+  auto* bits = reinterpret_cast<unsigned*>(params.ledger + 1);
+  unsigned* list = bits + (static_cast<unsigned>(params.common.blocks) + 31) / 32;
+  const unsigned bit = 1U << number % 32;
+  if ((atomicOr(bits + number / 32, bit) & bit) != 0) return;
+  list[atomicAdd(&params.ledger->lost, 1U)] = static_cast<unsigned>(number);
+}
+
+/// The copying thread: next tile numbers, Q, and rings of K and V. V trails K by a block.
+template <class T>
+__device__ __forceinline__ void copy_tiles(const ForwardParams& params, Barriers<T>& barriers,
+                                           const Tiles& shared) {
+  const host::Problem& p = params.common.problem;
+  Ring<2> tiles;
+  Ring<1> queries;
+  Ring<T::kStages> keys;
+  Ring<T::kStages> values;
+  const auto load_keys = [&](const CUtensorMap& map, std::uint32_t to, std::uint32_t full,
+                             int panels, const Tile& tile, int block) {
+    barrier_expect(full, panels * T::kBc * 128);
+    for (int panel = 0; panel < panels; ++panel) {
+      tma_load(to + panel * (T::kBc * 128), map, full, panel * 64, tile.k_start + block * T::kBc,
+               tile.kv_head, p.has_cu_seqlens_k ? 0 : tile.batch);
+    }
+  };
+  const auto load_k = [&](const Tile& tile, int block) {
+    keys.wait_empty(barriers.k_empty);
+    load_keys(params.k, shared.k + keys.at * T::kKBytes, shared_address(barriers.k_full + keys.at),
+              T::kPanels, tile, block);
+    keys.step();
+  };
+  const auto load_v = [&](const Tile& tile, int block) {
+    values.wait_empty(barriers.v_empty);
+    load_keys(params.v, shared.v + values.at * T::kVBytes,
+              shared_address(barriers.v_full + values.at), T::kPanelsV, tile, block);
+    values.step();
+  };
+  const auto load_q = [&](const Tile& tile) {
+    queries.wait_empty(&barriers.q_empty);
+    const std::uint32_t full = shared_address(&barriers.q_full);
+    barrier_expect(full, T::kQBytes);
+    const int head = tile.head - tile.kv_head * static_cast<int>(params.common.divisors.group.by);
+    for (int panel = 0; panel < T::kPanels; ++panel) {
+      tma_load(shared.q + panel * (T::kBr * 128), params.q, full, panel * 64, head,
+               tile.q_start + tile.first, tile.kv_head, p.packed ? 0 : tile.batch);
+    }
+    queries.step();
+  };
+  int number = tile_number(params, blockIdx.x);
+  while (true) {
+    tiles.wait_empty(barriers.tile_empty);
+    barriers.tile[tiles.at] = number;
+    barrier_arrive(shared_address(barriers.tile_full + tiles.at));
+    tiles.step();
+    if (number >= params.common.blocks) return;
+    const Tile tile = tile_at(params, number, T::kBr);
+    number = tile_number(params, atomicAdd(&params.ledger->next[params.again], 1U) + gridDim.x);
+    if (tile.positions <= 0 || tile.sees_nothing(T::kBc)) continue;
+    const int first = tile.first_block(T::kBc);
+    const int last = tile.last_block(T::kBc);
+    load_k(tile, last);
+    load_q(tile);
+    for (int block = last; block > first; --block) {
+      load_k(tile, block - 1);
+      load_v(tile, block);
+    }
+    load_v(tile, first);
+  }
+}
+
+/// Q of this warpgroup as A operands.
+template <class T>
+struct QueryOperands {
+  Fragment x[T::kQRegisters ? T::kDim / 16 : 1];
+
+  __device__ __forceinline__ void load(std::uint32_t q) {
+    const int row = static_cast<int>(threadIdx.x) / 32 % 4 * 16 + lane_id() % 16;
+#pragma unroll
+    for (int step = 0; step < T::kDim / 16; ++step) {
+      const int chunk = step % 4 * 2 + lane_id() / 16;
+      x[step] = load_matrix(q + step / 4 * (T::kBr * 128) + row * 128 + ((chunk ^ (row & 7)) * 16));
+    }
+  }
+};
+
+/// s = Q . K^T of this warpgroup.
+template <class T>
+__device__ __forceinline__ void issue_qk(const QueryOperands<T>& operands, std::uint32_t q,
+                                         std::uint32_t k, float (&s)[T::kBc / 2]) {
+#pragma unroll
+  for (int step = 0; step < T::kDim / 16; ++step) {
+    const std::uint64_t b = wgmma_operand(k + step / 4 * (T::kBc * 128) + step % 4 * 32, 16);
+    if constexpr (T::kQRegisters) {
+      wgmma_rs<typename T::Element, false>(s, operands.x[step], b, step > 0);
+    } else {
+      const std::uint64_t a = wgmma_operand(q + step / 4 * (T::kBr * 128) + step % 4 * 32, 16);
+      wgmma_ss<typename T::Element>(s, a, b, step > 0);
+    }
+  }
+  wgmma_commit();
+}
+
+/// o += P . V of this warpgroup.
+template <class T>
+__device__ __forceinline__ void issue_pv(const Fragment (&p)[T::kBc / 16], std::uint32_t v,
+                                         float (&o)[T::kDimV / 2]) {
+#pragma unroll
+  for (int step = 0; step < T::kBc / 16; ++step) {
+    wgmma_rs<typename T::Element, true>(o, p[step], wgmma_operand(v + step * 2048, T::kBc * 128),
+                                        1);
+  }
+  wgmma_commit();
+}
+
+/// Zeros rows [first, kBc) of a stage of V, by each warpgroup for itself: their weights are 0, but
+/// memory behind a sequence may hold NaN.
+template <class T>
+__device__ __forceinline__ void clear_values(std::uint32_t v, int first) {
+#pragma unroll 1
+  for (int at = first * 8 + static_cast<int>(threadIdx.x) % 128; at < T::kBc * 8; at += 128) {
+#pragma unroll
+    for (int panel = 0; panel < T::kPanelsV; ++panel) {
+      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(v + panel * (T::kBc * 128) +
+                                                                   at * 16),
+                   "r"(0)
+                   : "memory");
+    }
+  }
+  async_fence();
+  asm volatile("bar.sync %0, 128;" ::"r"(8 + group_id()) : "memory");
+}
+
+/// Turns of the computing warpgroups at the tensor cores: each waits for the one before it.
+template <class T>
+struct Turns {
+  static __device__ __forceinline__ void start() {
+    if (T::kPingpong && group_id() == T::kGroups - 1) pass();
+  }
+  static __device__ __forceinline__ void wait() {
+    if (T::kPingpong) asm volatile("bar.sync %0, 256;" ::"r"(1 + group_id()) : "memory");
+  }
+  static __device__ __forceinline__ void pass() {
+    if (T::kPingpong)
+      asm volatile("bar.arrive %0, 256;" ::"r"(1 + (group_id() + 1) % T::kGroups) : "memory");
+  }
+};
+
+/// A computing warpgroup. No branch may stand between the wgmma of one turn, nor around one: ptxas
+/// would serialise them (C7519, C7520), and did hang.
+template <class T>
+__device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barriers<T>& barriers,
+                                              const Tiles& shared) {
+  const host::Problem& p = params.common.problem;
+  const float c = T::kFull ? 1.0F : static_cast<float>(p.scale) * kLog2e;
+  const bool clears_tail = p.has_cu_seqlens_k || p.has_seqused_k;  // else TMA has filled in zeros
+  const int row = group_id() * 64 + static_cast<int>(threadIdx.x) / 32 % 4 * 16 + lane_id() / 4;
+  const std::uint32_t q = shared.q + group_id() * (64 * 128);
+  Ring<2> tiles;
+  Ring<1> queries;
+  Ring<T::kStages> keys;
+  Ring<T::kStages> values;
+  const auto key_tile = [&] { return shared.k + keys.at * T::kKBytes; };
+  const auto value_tile = [&] { return shared.v + values.at * T::kVBytes; };
+  const auto release_keys = [&] {
+    warp_arrive(barriers.k_empty[keys.at]);
+    keys.step();
+  };
+  const auto release_values = [&] {
+    warp_arrive(barriers.v_empty[values.at]);
+    values.step();
+  };
+  // Number of the next tile that has keys; below 0 past the last one.
+  const auto next_tile = [&] {
+    while (true) {
+      tiles.wait_full(barriers.tile_full);
+      const int number = barriers.tile[tiles.at];
+      __syncwarp();
+      warp_arrive(barriers.tile_empty[tiles.at]);
+      tiles.step();
+      if (number >= params.common.blocks) return -1;
+      const Tile tile = tile_at(params, number, T::kBr);
+      if (tile.positions <= 0) continue;
+      if (!tile.sees_nothing(T::kBc)) return number;
+      store_nothing<T>(params, tile, row);
+    }
+  };
+  QueryOperands<T> operands;
+  // Past the last tile Q and its product are of no use, but a branch around them is not allowed.
+  const auto take_queries = [&](bool more) {
+    if (more) queries.wait_full(&barriers.q_full);
+    queries.step();
+    if constexpr (T::kQRegisters) {
+      operands.load(q);
+      warp_arrive(barriers.q_empty);
+    }
+  };
+  int number = next_tile();
+  if (number < 0) return;
+  float s[T::kBc / 2];
+  Fragment weights[T::kBc / 16];
+  State<T> state;
+  Turns<T>::start();
+  take_queries(true);
+  keys.wait_full(barriers.k_full);
+  Turns<T>::wait();
+  wgmma_fence();
+  issue_qk<T>(operands, q, key_tile(), s);
+  Turns<T>::pass();
+  while (true) {
+    const Tile tile = tile_at(params, number, T::kBr);
+    const int first = tile.first_block(T::kBc);
+    const int last = tile.last_block(T::kBc);
+    const auto prepare_scores = [&](int block, bool hides) {
+      if constexpr (T::kFull) apply_options<T>(params, tile, row, block * T::kBc, s);
+      if (hides) mask_scores<T>(params, tile, row, block * T::kBc, s);
+    };
+    float alpha[2];
+    state.m[0] = state.m[1] = -kInfinity;
+    state.l[0] = state.l[1] = 0.0F;
+    state.rounded[0] = state.rounded[1] = 0.0F;
+    wgmma_wait<0>();
+    release_keys();
+    prepare_scores(last, tile.hides(last * T::kBc, T::kBc));
+    online_softmax<T>(c, s, state, alpha);
+    as_operands<T>(s, weights);
+    if (T::kOptimistic) add_rounded<T>(weights, state);
+    const int tail = tile.k_len - last * T::kBc;
+    if (clears_tail && tail < T::kBc) {
+      values.wait_full(barriers.v_full);
+      clear_values<T>(value_tile(), tail);
+    }
+#pragma unroll
+    for (float& x : state.o) x = 0.0F;
+#pragma unroll 1
+    for (int block = last - 1; block >= first; --block) {
+      const bool hides = tile.hides(block * T::kBc, T::kBc);
+      const bool online = hides || !T::kOptimistic;
+      keys.wait_full(barriers.k_full);
+      values.wait_full(barriers.v_full);
+      Turns<T>::wait();
+      wgmma_fence();
+      if (T::kPvFirst) issue_pv<T>(weights, value_tile(), state.o);
+      issue_qk<T>(operands, q, key_tile(), s);
+      if (!T::kPvFirst) issue_pv<T>(weights, value_tile(), state.o);
+      Turns<T>::pass();
+      wgmma_wait<T::kPvFirst ? 0 : 1>();
+      release_keys();
+      if (T::kPvFirst) release_values();
+      prepare_scores(block, hides);
+      if (online) {
+        online_softmax<T>(c, s, state, alpha);
+      } else {
+        shifted_softmax<T>(c, s, state);
+      }
+      if (!T::kPvFirst) {
+        wgmma_wait<0>();
+        release_values();
+      }
+      if (online) rescale<T>(alpha, state);
+      as_operands<T>(s, weights);
+      if (T::kOptimistic) add_rounded<T>(weights, state);
+    }
+    if (!T::kQRegisters) warp_arrive(barriers.q_empty);
+    const int next = next_tile();
+    const bool more = next >= 0;
+    take_queries(more);
+    if (more) keys.wait_full(barriers.k_full);
+    values.wait_full(barriers.v_full);
+    Turns<T>::wait();
+    wgmma_fence();
+    issue_pv<T>(weights, value_tile(), state.o);
+    issue_qk<T>(operands, q, key_tile(), s);
+    Turns<T>::pass();
+    wgmma_wait<1>();
+    release_values();
+    if (T::kOptimistic) {
+      const bool lost = lost_range<T>(params, tile, row, state);
+      if (__any_sync(0xffffffffU, lost) && lane_id() == 0) lose_tile(params, number);
+    }
+    store_tile<T>(params, tile, row, c, state);
+    if (!more) break;
+    number = next;
+  }
+  wgmma_wait<0>();
+}
+
+template <class T>
+__global__ __launch_bounds__(T::kThreads, 1) void forward_kernel(
+    const __grid_constant__ ForwardParams params) {
+  extern __shared__ char dynamic[];
+  __shared__ Barriers<T> barriers;
+  if (params.again != 0 && params.ledger->lost == 0) return;
+  Tiles shared;
+  shared.q = (shared_address(dynamic) + 1023U) & ~1023U;
+  shared.k = shared.q + T::kQBytes;
+  shared.v = shared.k + T::kStages * T::kKBytes;
+  if (threadIdx.x == 0) barriers.init();
+  __syncthreads();
+  if (threadIdx.x < 128) {
+    give_registers<T::kCopyRegisters>();
+    if (threadIdx.x == 0) copy_tiles<T>(params, barriers, shared);
+  } else {
+    take_registers<T::kRegisters>();
+    compute_tiles<T>(params, barriers, shared);
+  }
+}
+
+}  // namespace onchip::cuda::sm90

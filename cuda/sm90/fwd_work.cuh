@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// From a tile's number to its query rows and keys, for both roles of the Hopper kernel. All in 32
+// bits: registers are what the kernel is short of.
+#pragma once
+
+#include <cstdint>
+
+#include "common/tile_number.cuh"
+#include "host/kernel_params.hpp"
+#include "host/sequence.hpp"
+#include "sm90/fwd_params.hpp"
+
+namespace onchip::cuda::sm90 {
+
+/// Row r of a tile is position first + (r >> shift) of head `head` + r % 2^shift. The row at position
+/// i sees keys [max(0, i + from), min(k_len, i + to)), which is host::key_bounds.
+struct Tile {
+  int batch, head, kv_head;
+  int q_start, q_len, k_start, k_len;
+  int first, positions;  // positions 0: nothing to do
+  int from, to;
+
+  __device__ __forceinline__ int key_first(int position) const { return max(0, position + from); }
+  __device__ __forceinline__ int key_end(int position) const { return min(k_len, position + to); }
+  /// Whether some row of the tile does not see all keys [j0, j0 + count).
+  __device__ __forceinline__ bool hides(int j0, int count) const {
+    return j0 < key_first(first + positions - 1) || j0 + count > key_end(first);
+  }
+  /// Blocks [first_block, last_block] of tile_k keys that some row sees; none where last < first.
+  __device__ __forceinline__ int first_block(int tile_k) const { return key_first(first) / tile_k; }
+  __device__ __forceinline__ int last_block(int tile_k) const {
+    const int end = first >= q_len ? 0 : max(key_end(first + positions - 1), 0);
+    return (end + tile_k - 1) / tile_k - 1;
+  }
+  __device__ __forceinline__ bool sees_nothing(int tile_k) const {
+    return last_block(tile_k) < first_block(tile_k);
+  }
+};
+
+/// The tile of number `number`, longest ones of a head first; tile_q rows.
+__device__ __forceinline__ Tile tile_at(const ForwardParams& params, int number, int tile_q) {
+  struct {
+    host::Sequence sequence;
+    int kv_head = 0;
+  } work;
+  const host::Problem& p = params.common.problem;
+  Tile tile;
+  tile.positions = 0;
+  find_tile(params.common, static_cast<unsigned>(number), work, [&](int rank) {
+    const host::Sequence& s = work.sequence;
+    const auto heads = static_cast<int>(params.common.divisors.group.by) >> params.pack_shift;
+    const int span = tile_q >> params.pack_shift;  // positions of a tile
+    const int q_rows = static_cast<int>(s.q_rows);
+    const int from_last = rank / heads;
+    tile.first = ((q_rows + span - 1) / span - 1 - from_last) * span;
+    tile.positions = min(span, q_rows - tile.first);
+    tile.head = static_cast<int>(work.kv_head * params.common.divisors.group.by) +
+                ((rank - from_last * heads) << params.pack_shift);
+  });
+  const host::Sequence& s = work.sequence;
+  tile.batch = static_cast<int>(s.batch);
+  tile.kv_head = work.kv_head;
+  tile.q_start = static_cast<int>(s.q_start);
+  tile.q_len = static_cast<int>(s.q_len);
+  tile.k_start = static_cast<int>(s.k_start);
+  tile.k_len = static_cast<int>(s.k_len);
+  constexpr std::int64_t kFar = std::int64_t{1} << 30;  // farther than any sequence is long
+  const std::int64_t diagonal = s.k_len - s.q_len;
+  const std::int64_t reach = s.q_len + s.k_len;
+  tile.from = static_cast<int>(p.window_left < 0 ? -kFar : diagonal - min(p.window_left, reach));
+  tile.to = static_cast<int>(p.window_right < 0 ? kFar : diagonal + min(p.window_right, reach) + 1);
+  return tile;
+}
+
+/// One of a tile's rows in memory.
+struct RowPlace {
+  int position, head;
+  bool stored, counts;  // whether the row exists, and lies within seqused_q
+
+  __device__ __forceinline__ RowPlace(const ForwardParams& params, const Tile& tile, int row)
+      : position(tile.first + (row >> params.pack_shift)),
+        head(tile.head + (row & ((1 << params.pack_shift) - 1))),
+        stored(position < tile.first + tile.positions),
+        counts(stored && position < tile.q_len) {}
+  [[nodiscard]] __device__ __forceinline__ std::int64_t offset(const host::Strides& strides,
+                                                               const Tile& tile) const {
+    return host::offset_of(strides, tile.batch, tile.q_start, position, head);
+  }
+};
+
+}  // namespace onchip::cuda::sm90
