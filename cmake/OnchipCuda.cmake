@@ -22,6 +22,10 @@ set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_EXTENSIONS OFF)
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 set(CMAKE_CUDA_FLAGS_RELWITHDEBINFO "-O3 -DNDEBUG")
+set(ONCHIP_HOPPER OFF)
+if(CMAKE_CUDA_ARCHITECTURES MATCHES "(^|;)90")
+  set(ONCHIP_HOPPER ON)
+endif()
 include(KernelInstances)
 
 # The folders that a layer's sources see, as links, so that breaking the include rule does not
@@ -39,7 +43,7 @@ function(onchip_link_includes dir)
 endfunction()
 
 set(dir "${PROJECT_BINARY_DIR}/include-rule/kernels")
-onchip_link_includes("${dir}" prims=cuda/prims common=cuda/common sm80=cuda/sm80
+onchip_link_includes("${dir}" prims=cuda/prims common=cuda/common sm80=cuda/sm80 sm90=cuda/sm90
   host/kernel_params.hpp=cpp/src/host/kernel_params.hpp host/problem.hpp=cpp/src/host/problem.hpp
   host/sequence.hpp=cpp/src/host/sequence.hpp)
 set(sources
@@ -49,16 +53,24 @@ set(sources
   cuda/common/merge.cu
   cuda/common/rows.cu
   cuda/sm80/float32.cu)
-add_library(onchip_kernels OBJECT ${ONCHIP_KERNEL_SOURCES} ${sources})
-target_include_directories(onchip_kernels PRIVATE cpp/include "${dir}")
-target_compile_definitions(onchip_kernels PRIVATE ONCHIP_BUILDING)
-target_compile_options(onchip_kernels PRIVATE --expt-relaxed-constexpr -Xptxas=-v
-  -diag-suppress=20050  # kernels that are no templates are inline, like functions in headers
-  $<$<BOOL:${ONCHIP_WERROR}>:-Werror=all-warnings>)
 set(launcher sh "${PROJECT_SOURCE_DIR}/cmake/ptxas_report.sh" ${CMAKE_CUDA_COMPILER_LAUNCHER})
-set_target_properties(onchip_kernels PROPERTIES
-  CUDA_RUNTIME_LIBRARY Static
-  CUDA_COMPILER_LAUNCHER "${launcher}")
+function(onchip_add_kernels target)
+  add_library(${target} OBJECT ${ARGN})
+  target_include_directories(${target} PRIVATE cpp/include "${dir}")
+  target_compile_definitions(${target} PRIVATE ONCHIP_BUILDING)
+  target_compile_options(${target} PRIVATE --expt-relaxed-constexpr -Xptxas=-v
+    -diag-suppress=20050  # kernels that are no templates are inline, like functions in headers
+    $<$<BOOL:${ONCHIP_WERROR}>:-Werror=all-warnings>)
+  set_target_properties(${target} PROPERTIES
+    CUDA_RUNTIME_LIBRARY Static
+    CUDA_COMPILER_LAUNCHER "${launcher}")
+endfunction()
+onchip_add_kernels(onchip_kernels ${ONCHIP_KERNEL_SOURCES} ${sources})
+if(ONCHIP_HOPPER)
+  onchip_add_kernels(onchip_hopper_kernels ${ONCHIP_HOPPER_SOURCES})
+  set_target_properties(onchip_hopper_kernels PROPERTIES CUDA_ARCHITECTURES 90a-real)
+  list(APPEND ONCHIP_OBJECTS $<TARGET_OBJECTS:onchip_hopper_kernels>)
+endif()
 # What ptxas may spill, for CheckPtxas.cmake. A call to divide 64-bit integers saves a register.
 set(spills_of_merge 4)
 foreach(source IN LISTS sources)
@@ -67,16 +79,18 @@ foreach(source IN LISTS sources)
   if(NOT DEFINED spills_of_${name})
     set(spills_of_${name} 0)
   endif()
-  string(APPEND ONCHIP_KERNEL_SPILLS "${source} ${spills_of_${name}}\n")
+  string(APPEND ONCHIP_KERNEL_SPILLS "onchip_kernels.dir/${source} ${spills_of_${name}}\n")
 endforeach()
 file(WRITE "${ONCHIP_KERNEL_DIR}/spills.txt" "${ONCHIP_KERNEL_SPILLS}")
 
 set(dir "${PROJECT_BINARY_DIR}/include-rule/cuda")
 onchip_link_includes("${dir}" cuda=cuda/host host=cpp/src/host
-  common/kernel.hpp=cuda/common/kernel.hpp common/launchers.hpp=cuda/common/launchers.hpp)
+  common/kernel.hpp=cuda/common/kernel.hpp common/launchers.hpp=cuda/common/launchers.hpp
+  sm90/fwd_params.hpp=cuda/sm90/fwd_params.hpp)
 set(sources
   cuda_backend.cpp
   device_caps.cpp
+  hopper.cpp
   launch.cpp
   params.cpp)
 onchip_check_listed("${PROJECT_SOURCE_DIR}/cuda/host" ${sources})

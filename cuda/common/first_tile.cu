@@ -10,12 +10,15 @@ namespace {
 constexpr int kThreads = 1024;
 constexpr int kPerThread = 4;  // sequences of a thread in one round
 
-/// Tiles of one KV head in sequence b; common/work.cuh and common/key_work.cuh cut it so.
-__device__ std::int64_t tiles_of(const host::KernelParams& params, std::int64_t b, int tile,
-                                 bool keys) {
+/// Tiles of one KV head in sequence b; common/work.cuh, common/key_work.cuh and sm90/fwd_work.cuh
+/// cut it so.
+__device__ std::int64_t tiles_of(const host::KernelParams& params, std::int64_t b,
+                                 const TileCut& cut) {
+  const int tile = cut.rows;
   const host::Problem& p = params.problem;
   const host::Sequence s = host::sequence_at(p, params.operands, b);
-  if (keys) return (s.k_rows + tile - 1) / tile;
+  if (cut.keys) return (s.k_rows + tile - 1) / tile;
+  if (cut.heads_apart > 0) return (s.q_rows + tile - 1) / tile * cut.heads_apart;
   const std::int64_t group = p.heads_q / p.heads_kv;
   return s.q_rows < tile ? (s.q_rows * group + tile - 1) / tile
                          : (s.q_rows + tile - 1) / tile * group;
@@ -44,7 +47,7 @@ __device__ std::int64_t sum_before(std::int64_t value, std::int64_t& total) {
 }
 
 __global__ __launch_bounds__(kThreads) void first_tile_kernel(
-    const __grid_constant__ host::KernelParams params, int tile, bool keys) {
+    const __grid_constant__ host::KernelParams params, TileCut cut) {
   const std::int64_t batch = params.problem.batch;
   std::int64_t carry = 0;
   for (std::int64_t round = 0; round < batch; round += kThreads * kPerThread) {
@@ -52,7 +55,7 @@ __global__ __launch_bounds__(kThreads) void first_tile_kernel(
     std::int64_t tiles[kPerThread];
     std::int64_t sum = 0;
     for (int n = 0; n < kPerThread; ++n) {
-      tiles[n] = first + n < batch ? tiles_of(params, first + n, tile, keys) : 0;
+      tiles[n] = first + n < batch ? tiles_of(params, first + n, cut) : 0;
       sum += tiles[n];
     }
     std::int64_t total;
@@ -68,9 +71,9 @@ __global__ __launch_bounds__(kThreads) void first_tile_kernel(
 
 }  // namespace
 
-cudaError_t launch_first_tile(const host::KernelParams& params, std::int64_t tile, bool keys,
+cudaError_t launch_first_tile(const host::KernelParams& params, const TileCut& cut,
                               cudaStream_t stream) {
-  return queue(first_tile_kernel, 1, kThreads, stream, params, static_cast<int>(tile), keys);
+  return queue(first_tile_kernel, 1, kThreads, stream, params, cut);
 }
 
 }  // namespace onchip::cuda

@@ -10,8 +10,15 @@
 
 namespace onchip::cuda {
 
-/// first_tile[b] = tiles of one KV head before sequence b: of query rows, or of keys.
-cudaError_t launch_first_tile(const host::KernelParams& params, std::int64_t tile, bool keys,
+/// How a sequence is cut into tiles of one KV head.
+struct TileCut {
+  int rows = 0;         // of a tile
+  bool keys = false;    // keys, not queries
+  int heads_apart = 0;  // heads whose tiles are apart whatever the length; 0: as common/work.cuh does
+};
+
+/// first_tile[b] = tiles of one KV head before sequence b.
+cudaError_t launch_first_tile(const host::KernelParams& params, const TileCut& cut,
                               cudaStream_t stream);
 
 /// out and lse from the partial results of the splits.

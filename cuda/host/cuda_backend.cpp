@@ -4,24 +4,32 @@
 
 #include <algorithm>
 #include <string>
+#include <string_view>
 
 #include "common/launchers.hpp"
 #include "cuda/device_caps.hpp"
 #include "cuda/error.hpp"
+#include "cuda/hopper.hpp"
 #include "cuda/launch.hpp"
 #include "cuda/params.hpp"
 #include "host/checked.hpp"
 #include "host/gpu_plan.hpp"
+#include "host/hopper_plan.hpp"
 
 namespace onchip::cuda {
 namespace {
 
 cudaStream_t handle(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
 
-/// The kernels of a plan, which may ask for a family that this build has not.
+/// The kernels of a plan, which may ask for a family that this build has not. "<name>_safe" is the
+/// second of the two Hopper kernels of <name>.
 std::span<const Kernel> kernels_of(const PlanInfo& info) {
-  const std::span<const Kernel> found = find_kernels(info.kernel);
-  if (!found.empty()) return found;
+  constexpr std::string_view kSafe = "_safe";
+  std::string_view name = info.kernel;
+  const bool safe = name.ends_with(kSafe);
+  if (safe) name.remove_suffix(kSafe.size());
+  const std::span<const Kernel> found = find_kernels(name);
+  if (!found.empty()) return safe ? found.last(1) : found;
   throw Error(ErrorCode::unsupported,
               "plan: this build has no kernel " + info.kernel + " (planned for " +
                   info.device.name +
@@ -32,6 +40,14 @@ void check_dtype(const char* name, DType dtype) {
   if (dtype == DType::float16 || dtype == DType::bfloat16 || dtype == DType::float32) return;
   throw Error(ErrorCode::unsupported,
               std::string(name) + ": " + name_of(dtype) + " is computed by the cpu backend only");
+}
+
+TileCut queries_cut(std::int64_t rows) { return {static_cast<int>(rows)}; }
+TileCut keys_cut(std::int64_t rows) { return {static_cast<int>(rows), true}; }
+TileCut hopper_cut(const host::Problem& p, std::int64_t rows) {
+  const std::int32_t shift = host::hopper_pack_shift(p, rows);
+  return {static_cast<int>(rows >> shift), false,
+          static_cast<int>(p.heads_q / p.heads_kv >> shift)};
 }
 
 /// Kernels of the backward pass that are no plan's own: sm80_<what>_<dtype>_d<greatest D>.
@@ -50,7 +66,7 @@ void launch(std::span<const Kernel> kernels, const host::KernelParams& params, s
             Stream stream) {
   if (blocks == 0) return;
   for (const Kernel& kernel : kernels) {
-    launch(kernel, params, blocks, params.problem.device.index, handle(stream));
+    launch(kernel, &params, blocks, params.problem.device.index, handle(stream));
   }
 }
 
@@ -61,7 +77,7 @@ void launch_dq(host::KernelParams params, Stream stream) {
   const std::int64_t tile = found.front().tile_q;
   params.schedule(host::query_tiles(p, tile), 1);
   if (p.packed && !host::row_kernels(p)) {
-    ONCHIP_CUDA_CHECK(launch_first_tile(params, tile, false, handle(stream)));
+    ONCHIP_CUDA_CHECK(launch_first_tile(params, queries_cut(tile), handle(stream)));
   }
   launch(found, params, host::query_blocks(p, tile), stream);
 }
@@ -90,11 +106,26 @@ class CudaBackend final : public host::Backend {
     const std::span<const Kernel> found = kernels_of(plan.info);
     if (p.total_q == 0) return;
     const host::KernelParams params = make_params(plan, operands, workspace);
+    const bool hopper = plan.info.backend == "sm90";
+    if (hopper && !params.aligned) {
+      // TMA cannot read these addresses, which no plan knows. Less workspace does for sm80.
+      detail::PlanImpl other = plan;
+      other.problem.num_splits = 1;
+      other.info.device.family = 80;
+      other.info = host::make_plan(other.problem, other.info.device);
+      forward(other, operands, workspace, stream);
+      return;
+    }
     const DeviceGuard guard(p.device.index);
     if (p.packed) {
-      ONCHIP_CUDA_CHECK(launch_first_tile(params, plan.info.tile_q, false, handle(stream)));
+      const TileCut cut = hopper ? hopper_cut(p, plan.info.tile_q) : queries_cut(plan.info.tile_q);
+      ONCHIP_CUDA_CHECK(launch_first_tile(params, cut, handle(stream)));
     }
-    launch(found, params, params.blocks, stream);
+    if (hopper) {
+      launch_hopper_forward(found, plan.info, params, handle(stream));
+    } else {
+      launch(found, params, params.blocks, stream);
+    }
     if (params.num_splits > 1) ONCHIP_CUDA_CHECK(launch_combine(params, handle(stream)));
     if (p.packed) ONCHIP_CUDA_CHECK(launch_clear_unused(params, handle(stream)));
   }
@@ -106,7 +137,7 @@ class CudaBackend final : public host::Backend {
     const host::KernelParams params = make_params(plan, operands, workspace);
     const DeviceGuard guard(p.device.index);
     if (p.packed) {
-      ONCHIP_CUDA_CHECK(launch_first_tile(params, plan.info.tile_k, true, handle(stream)));
+      ONCHIP_CUDA_CHECK(launch_first_tile(params, keys_cut(plan.info.tile_k), handle(stream)));
     }
     if (p.total_q > 0) ONCHIP_CUDA_CHECK(launch_prepare_rows(params, handle(stream)));
     launch(found, params, params.blocks, stream);

@@ -43,10 +43,10 @@ std::span<const Kernel> find_kernels(std::string_view name) {
   return found == by_name.end() ? std::span<const Kernel>() : found->second;
 }
 
-void launch(const Kernel& kernel, const host::KernelParams& params, std::int64_t blocks,
-            std::int32_t device, cudaStream_t stream) {
+void launch(const Kernel& kernel, const void* params, std::int64_t blocks, std::int32_t device,
+            cudaStream_t stream) {
   allow_shared_memory(kernel, device);
-  void* arguments[] = {const_cast<host::KernelParams*>(&params)};
+  void* arguments[] = {const_cast<void*>(params)};
   ONCHIP_CUDA_CHECK(cudaLaunchKernel(kernel.function, dim3(static_cast<unsigned>(blocks)),
                                      dim3(static_cast<unsigned>(kernel.threads)), arguments,
                                      static_cast<std::size_t>(kernel.shared_bytes), stream));

@@ -5,6 +5,7 @@
 #include <initializer_list>
 
 #include "host/gpu_plan.hpp"
+#include "host/hopper_plan.hpp"
 
 namespace onchip::cuda {
 namespace {
@@ -88,10 +89,12 @@ host::KernelParams make_params(const detail::PlanImpl& plan, const host::Operand
   host::KernelParams params;
   params.problem = p;
   params.operands = operands;
-  params.blocks = info.grid;
-  params.schedule(
-      p.pass == Pass::forward ? host::query_tiles(p, info.tile_q) : host::key_tiles(p, info.tile_k),
-      heads_in_section(p));
+  const bool hopper = info.backend == "sm90";
+  params.blocks = hopper ? host::hopper_blocks(p, info.tile_q) : info.grid;
+  params.schedule(hopper                      ? host::hopper_tiles(p, info.tile_q)
+                  : p.pass == Pass::forward ? host::query_tiles(p, info.tile_q)
+                                            : host::key_tiles(p, info.tile_k),
+                  heads_in_section(p));
   params.num_splits = info.num_splits;
   params.split_size = info.split_size;
   params.dropout_threshold = host::dropout_threshold(p.dropout_p);
@@ -99,12 +102,14 @@ host::KernelParams make_params(const detail::PlanImpl& plan, const host::Operand
   params.aligned = all_aligned(p, operands);
   params.full = host::needs_full(p);
 
-  const host::GpuWorkspace at = host::gpu_workspace(p, info.num_splits);
+  const host::GpuWorkspace at = host::gpu_workspace(p, info.num_splits, hopper ? params.blocks : 0);
   const auto place = [&]<class T>(std::int64_t offset, T*& pointer) {
     if (offset == host::GpuWorkspace::kAbsent) return;
     pointer = reinterpret_cast<T*>(static_cast<std::byte*>(workspace) + offset);
   };
   place(at.first_tile, params.first_tile);
+  if (at.ledger != host::GpuWorkspace::kAbsent)
+    params.ledger = static_cast<std::byte*>(workspace) + at.ledger;
   place(at.partial_out, params.partial_out);
   place(at.partial_lse, params.partial_lse);
   place(at.delta, params.delta);

@@ -9,6 +9,7 @@
 #include "host/cpu_plan.hpp"
 #include "host/devices.hpp"
 #include "host/gpu_plan.hpp"
+#include "host/hopper_plan.hpp"
 
 namespace onchip::host {
 namespace {
@@ -31,7 +32,7 @@ TileQuery tile_query(const Problem& p, const DeviceInfo& device) {
 }
 
 bool is_persistent(const Problem& p, const PlanInfo& info) {
-  return info.backend == "sm90" && p.pass == Pass::forward && info.num_splits == 1;
+  return info.backend == "sm90" && p.pass == Pass::forward;
 }
 
 void check_gpu(const Problem& p, const DeviceInfo& device) {
@@ -58,12 +59,15 @@ void check_gpu(const Problem& p, const DeviceInfo& device) {
   check_dim("v", p.dim_v);
 }
 
-const TileRow& choose_tile(const Problem& p, const DeviceInfo& device) {
-  const TileQuery query = tile_query(p, device);
+/// The Hopper kernel of the problem, or null.
+const TileRow* hopper_tile(const Problem& p, const DeviceInfo& device) {
   const std::int32_t family =
       device.family != 0 ? device.family : newest_family(device.compute_capability);
-  const TileRow* row = family == 90 ? find_tile("sm90", query) : nullptr;
-  if (row == nullptr) row = find_tile("sm80", query);
+  return family == 90 && hopper_serves(p) ? find_tile("sm90", tile_query(p, device)) : nullptr;
+}
+
+const TileRow& sm80_tile(const Problem& p, const DeviceInfo& device) {
+  const TileRow* row = find_tile("sm80", tile_query(p, device));
   if (row == nullptr) {
     unsupported("device: no tile fits the " + std::to_string(device.on_chip_bytes) +
                 " bytes of shared memory of " + device.name + "; the cpu backend computes it");
@@ -79,7 +83,7 @@ std::string kernel_name(const TileRow& row, const Problem& p) {
   name.append("_d").append(std::to_string(row.dim));
   if (row.dim_v != row.dim) name.append("_").append(std::to_string(row.dim_v));
   name += row.suffix;
-  if (row.family == "sm80" && !row_kernels(p) && needs_full(p)) name += "_full";
+  if (!row_kernels(p) && needs_full(p)) name += "_full";
   return name;
 }
 
@@ -132,19 +136,20 @@ void choose_splits(const Problem& p, PlanInfo& info) {
 
 std::int64_t choose_grid(const Problem& p, const PlanInfo& info) {
   const bool forward = p.pass == Pass::forward;
-  const std::int64_t blocks = product(
-      {forward ? query_blocks(p, info.tile_q) : key_blocks(p, info.tile_k), info.num_splits});
+  const std::int64_t blocks =
+      info.backend == "sm90" ? hopper_blocks(p, info.tile_q)
+                             : product({forward ? query_blocks(p, info.tile_q)
+                                                : key_blocks(p, info.tile_k),
+                                        info.num_splits});
   if (blocks > kMaxGrid) {
     unsupported("q: the launch needs " + std::to_string(blocks) +
                 " blocks, a grid holds 2^31 - 1; split the batch");
   }
-  // Forward blocks of sm90 stay and take tile after tile, except split ones.
+  // Blocks of sm90 stay and take tile after tile.
   return is_persistent(p, info) ? std::min<std::int64_t>(blocks, info.device.units) : blocks;
 }
 
-void plan_gpu(const Problem& p, PlanInfo& info) {
-  check_gpu(p, info.device);
-  const TileRow& row = choose_tile(p, info.device);
+void take_tile(const Problem& p, const TileRow& row, PlanInfo& info) {
   info.backend = row.family;
   info.kernel = kernel_name(row, p);
   info.tile_q = row.tile_q;
@@ -152,8 +157,18 @@ void plan_gpu(const Problem& p, PlanInfo& info) {
   info.stages = row.stages;
   info.warps = row.warps;
   info.on_chip_bytes = on_chip_bytes(row);
+}
+
+void plan_gpu(const Problem& p, PlanInfo& info) {
+  check_gpu(p, info.device);
+  take_tile(p, sm80_tile(p, info.device), info);
   choose_splits(p, info);
-  info.workspace_bytes = static_cast<std::size_t>(gpu_workspace(p, info.num_splits).bytes);
+  // Where splits fill the device better, the Hopper kernels have none to offer.
+  const TileRow* hopper = info.num_splits == 1 ? hopper_tile(p, info.device) : nullptr;
+  if (hopper != nullptr) take_tile(p, *hopper, info);
+  info.workspace_bytes = static_cast<std::size_t>(
+      gpu_workspace(p, info.num_splits, hopper != nullptr ? hopper_blocks(p, info.tile_q) : 0)
+          .bytes);
   info.grid = choose_grid(p, info);
 }
 

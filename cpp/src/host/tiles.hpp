@@ -43,23 +43,12 @@ inline constexpr MaskClass kAny = MaskClass::local;
 // clang-format off
 inline constexpr std::array kTiles = {
     // family pass bytes D    Dv   masks    Br   Bc  stages warps P  dO dS dQ suffix
-    TileRow{"sm90", kFwd, 2, 64, 64, kDense, 192, 192, 2, 16, 1, 0, 0, 0, "_dense"},
     TileRow{"sm90", kFwd, 2, 64, 64, kAny, 192, 128, 2, 16, 0, 0, 0, 0, ""},
-    TileRow{"sm90", kFwd, 2, 96, 96, kDense, 192, 144, 2, 16, 1, 0, 0, 0, "_dense"},
-    TileRow{"sm90", kFwd, 2, 96, 96, kAny, 192, 128, 2, 16, 1, 0, 0, 0, ""},
-    TileRow{"sm90", kFwd, 2, 128, 128, kDense, 128, 176, 2, 12, 0, 0, 0, 0, "_dense"},
+    TileRow{"sm90", kFwd, 2, 96, 96, kAny, 128, 128, 2, 12, 0, 0, 0, 0, ""},
     TileRow{"sm90", kFwd, 2, 128, 128, kAny, 128, 128, 2, 12, 0, 0, 0, 0, ""},
     TileRow{"sm90", kFwd, 2, 192, 128, kAny, 128, 128, 2, 12, 0, 0, 0, 0, ""},
-    TileRow{"sm90", kFwd, 2, 192, 192, kCausal, 128, 112, 2, 12, 0, 0, 0, 0, ""},
-    TileRow{"sm90", kFwd, 2, 192, 192, kAny, 128, 96, 2, 12, 0, 0, 0, 0, "_local"},
-    TileRow{"sm90", kFwd, 2, 256, 256, kCausal, 128, 80, 2, 12, 0, 0, 0, 0, ""},
-    TileRow{"sm90", kFwd, 2, 256, 256, kAny, 128, 64, 2, 12, 0, 0, 0, 0, "_local"},
-    TileRow{"sm90", kBwd, 2, 64, 64, kAny, 128, 128, 2, 12, 0, 2, 2, 1, ""},
-    TileRow{"sm90", kBwd, 2, 96, 96, kAny, 64, 128, 2, 12, 0, 2, 2, 1, ""},
-    TileRow{"sm90", kBwd, 2, 128, 128, kDense, 80, 128, 2, 12, 0, 2, 2, 1, "_dense"},
-    TileRow{"sm90", kBwd, 2, 128, 128, kAny, 64, 128, 2, 12, 0, 2, 2, 1, ""},
-    TileRow{"sm90", kBwd, 2, 192, 192, kAny, 64, 96, 2, 16, 0, 1, 1, 1, ""},
-    TileRow{"sm90", kBwd, 2, 256, 256, kAny, 64, 80, 2, 12, 0, 1, 1, 0, ""},
+    TileRow{"sm90", kFwd, 2, 192, 192, kAny, 128, 96, 2, 12, 0, 0, 0, 0, ""},
+    TileRow{"sm90", kFwd, 2, 256, 256, kAny, 128, 80, 2, 12, 0, 0, 0, 0, ""},
 
     TileRow{"sm80", kFwd, 2, 64, 64, kAny, 128, 128, 2, 4, 0, 0, 0, 0, ""},
     TileRow{"sm80", kFwd, 2, 128, 128, kAny, 128, 64, 2, 4, 0, 0, 0, 0, ""},
@@ -90,17 +79,21 @@ struct OnChipPart {
 constexpr std::array<OnChipPart, 9> on_chip_parts(const TileRow& row) {
   const std::int64_t e = row.element_bytes, br = row.tile_q, bc = row.tile_k;
   const bool backward = row.pass == Pass::backward;
+  // Hopper's tiles lie in panels of 64 columns.
+  const bool panels = row.family == "sm90";
+  const std::int64_t d = panels ? (row.dim + 63) / 64 * 64 : row.dim;
+  const std::int64_t dv = panels ? (row.dim_v + 63) / 64 * 64 : row.dim_v;
   // Rows of P and dS are keys, of at least 64 queries.
   const std::int64_t score = row.family == "sm80" ? std::max<std::int64_t>(br, 64) : br;
   const std::int64_t kv = backward ? std::min(row.stages, 1) : row.stages;
   return {{
-      {"Q", backward ? row.stages : std::min(row.stages, 1), br * row.dim * e},
-      {"K", kv, bc * row.dim * e},
-      {"V", kv, bc * row.dim_v * e},
+      {"Q", backward ? row.stages : std::min(row.stages, 1), br * d * e},
+      {"K", kv, bc * d * e},
+      {"V", kv, bc * dv * e},
       {"P", row.p, score * bc * e},
-      {"dO", row.dout, br * row.dim_v * e},
+      {"dO", row.dout, br * dv * e},
       {"dS", row.ds, score * bc * e},
-      {"dQ", row.dq, br * row.dim * 4},
+      {"dQ", row.dq, br * d * 4},
       {"lse and D", backward ? row.stages : 0, br * 8},
       {"barriers", row.family == "sm90" ? 1 : 0, 1024},
   }};
