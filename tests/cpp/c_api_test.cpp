@@ -226,9 +226,11 @@ TEST_F(CApi, TakesADeviceOfAnOlderHeader) {
     return std::string(info.kernel);
   };
   device.family = 90;
-  EXPECT_EQ(kernel(), "sm90_fwd_bfloat16_d64_dense");
-  device.struct_size = offsetof(onchip_device_info, family);  // not read
+  EXPECT_EQ(kernel(), "sm90_fwd_bfloat16_d64");
+  device.family = 80;
   EXPECT_EQ(kernel(), "sm80_fwd_bfloat16_d64");
+  device.struct_size = offsetof(onchip_device_info, family);  // not read: the planner's choice
+  EXPECT_EQ(kernel(), "sm90_fwd_bfloat16_d64");
   device.struct_size = sizeof device;
   onchip_plan* made = nullptr;
   for (const std::int64_t family : std::initializer_list<std::int64_t>{85, -80, INT64_MAX}) {
@@ -283,7 +285,8 @@ TEST_F(CApi, PlansForEveryNamedDevice) {
     EXPECT_STREQ(device.name, onchip_known_device(count));
     EXPECT_EQ(device.type, ONCHIP_CUDA);
     EXPECT_EQ(device.index, -1);
-    EXPECT_EQ(device.family, 80);
+    const bool hopper = device.compute_capability == 90;
+    EXPECT_EQ(device.family, hopper ? 90 : 80);
     onchip_plan* made = nullptr;
     ASSERT_EQ(onchip_plan_create_for_device(&args, ONCHIP_FORWARD, &device, &made), ONCHIP_SUCCESS)
         << onchip_last_error();
@@ -292,7 +295,7 @@ TEST_F(CApi, PlansForEveryNamedDevice) {
     info.struct_size = sizeof info;
     ASSERT_EQ(onchip_plan_get_info(plan.get(), &info), ONCHIP_SUCCESS);
     EXPECT_STREQ(info.device, device.name);
-    EXPECT_STREQ(info.backend, "sm80");
+    EXPECT_STREQ(info.backend, hopper ? "sm90" : "sm80");
     // The memory is the CPU's, so that it cannot be launched there.
     EXPECT_EQ(launch(onchip_forward, plan.get(), args), ONCHIP_INVALID_ARGUMENT);
     expect_message(device.name);

@@ -107,15 +107,24 @@ TEST(Explain, StaysSmallAndWellFormedForAnyPlan) {
   });
 }
 
-TEST(Explain, SaysThatHopperRunsTheKernelsOfAmpere) {
-  const std::string says = "this version has none of Hopper's own";
-  const Problem p = dense(1, 1, 1, 512, 512, 128);
-  for (const char* name : {"H100", "H200"}) {
-    const std::string text = explain({p, make_plan(p, device(name))});
-    EXPECT_NE(text.find("kernel sm80_fwd_bfloat16_d128"), std::string::npos) << text;
-    EXPECT_NE(text.find(says), std::string::npos) << text;
-  }
-  EXPECT_EQ(explain({p, make_plan(p, hopper())}).find(says), std::string::npos);
+TEST(Explain, SaysWhyHopperRunsTheKernelsOfAmpere) {
+  const std::string says = "those of Hopper have no ";
+  const auto lacks = [&](const Problem& p, const char* what) {
+    const std::string text = explain({p, make_plan(p, device("H200"))});
+    EXPECT_NE(text.find("kernel sm80_"), std::string::npos) << text;
+    EXPECT_NE(text.find(says + what), std::string::npos) << text;
+  };
+  Problem p = dense(4, 32, 32, 512, 512, 128);
+  EXPECT_EQ(explain({p, make_plan(p, device("H200"))}).find(says), std::string::npos);
+  lacks(backward_of(p), "a backward pass");
+  p.dropout_p = 0.5;
+  lacks(p, "dropout");
+  p.dropout_p = 0, p.q.row += 1;
+  lacks(p, "such strides");
+  p = dense(1, 1, 1, 1, 65536, 128);
+  p.num_splits = 4;
+  lacks(p, "splits");
+  p.num_splits = 1;
   EXPECT_EQ(explain({p, make_plan(p, device("A100"))}).find(says), std::string::npos);
   // float32 is no business of the tensor cores on any GPU.
   const Problem single = dense(1, 1, 1, 512, 512, 128, DType::float32);

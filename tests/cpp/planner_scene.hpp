@@ -19,12 +19,7 @@ namespace onchip::host {
 
 inline const DeviceInfo& device(std::string_view name) { return *find_named_device(name); }
 
-/// An H200 for which the kernels of Hopper are planned, which this version has not yet.
-inline DeviceInfo hopper() {
-  DeviceInfo info = device("H200");
-  info.family = 90;
-  return info;
-}
+inline DeviceInfo hopper() { return device("H200"); }
 
 inline DeviceInfo some_cpu() {
   DeviceInfo info;
@@ -53,6 +48,8 @@ inline Problem dense(std::int64_t batch, std::int64_t heads_q, std::int64_t head
   p.total_q = batch * queries;
   p.total_k = batch * keys;
   p.dim = p.dim_v = dim;
+  p.q = p.out = {queries * heads_q * dim, heads_q * dim, dim};
+  p.k = p.v = {keys * heads_kv * dim, heads_kv * dim, dim};
   p.has_lse = true;
   return p;
 }

@@ -88,7 +88,7 @@ void check_device(const Problem& problem, const PlanInfo& planned, const DeviceI
   compare(device.compute_capability, real.compute_capability,
           device.compute_capability == real.compute_capability, "compute capability");
   compare(device.family, real.family, device.family <= real.family, "kernels of family");
-  compare(device.units, real.units, device.units == real.units || !counts_units(problem, planned),
+  compare(device.units, real.units, device.units == real.units || !counts_units(problem),
           "a number of multiprocessors of");
   compare(planned.on_chip_bytes, real.on_chip_bytes, planned.on_chip_bytes <= real.on_chip_bytes,
           "bytes of shared memory");

@@ -11,12 +11,9 @@
 
 namespace onchip::host {
 
-/// The newest family of GPU kernels that this version has: 80 until those of Hopper are written.
-inline constexpr std::int32_t kNewestFamily = 80;
-
 /// The family to plan with on a GPU of that compute capability.
 constexpr std::int32_t newest_family(std::int32_t compute_capability) {
-  return compute_capability == 90 ? kNewestFamily : 80;
+  return compute_capability == 90 ? 90 : 80;
 }
 
 /// Case, spaces, dashes, underscores and the words NVIDIA and GeForce do not count. Null: unknown.

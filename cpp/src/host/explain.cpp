@@ -13,6 +13,7 @@
 
 #include "host/checked.hpp"
 #include "host/gpu_plan.hpp"
+#include "host/hopper_plan.hpp"
 #include "host/planner.hpp"
 
 namespace onchip::host {
@@ -146,7 +147,9 @@ std::string where_words(const Problem& p, const PlanInfo& info) {
         line("", count(info.grid, "block", "blocks") + " of " + count(info.warps, "warp", "warps") +
                      " on " + count(info.device.units, "multiprocessor", "multiprocessors"));
     if (info.device.compute_capability == 90 && info.backend == "sm80" && !row_kernels(p)) {
-      text += line("", "kernels for every GPU since Ampere: this version has none of Hopper's own");
+      const char* lacks = hopper_lacks(p);
+      text += line("", std::string("kernels for every GPU since Ampere: those of Hopper have no ") +
+                           (lacks != nullptr ? lacks : "splits"));
     }
   }
   if (info.num_splits > 1) {

@@ -31,11 +31,13 @@ bool tma_follows(std::initializer_list<Axis> axes, std::int64_t element_bytes) {
 
 }  // namespace
 
-bool hopper_serves(const Problem& p) {
-  if (p.pass != Pass::forward || size_of(p.dtype) != 2 || p.paged || p.dropout_p > 0 ||
-      p.bias_dtype != DType::none || !(p.scale > 0)) {
-    return false;
-  }
+const char* hopper_lacks(const Problem& p) {
+  if (p.pass != Pass::forward) return "a backward pass";
+  if (size_of(p.dtype) != 2) return "float32";
+  if (p.paged) return "pages";
+  if (p.dropout_p > 0) return "dropout";
+  if (p.bias_dtype != DType::none) return "bias";
+  if (!(p.scale > 0)) return "such a scale";
   const std::int64_t batch = p.packed ? 1 : p.batch;
   const std::int64_t queries = p.packed ? p.total_q : p.seqlen_q;
   const std::int64_t keys = p.has_cu_seqlens_k ? p.total_k : p.seqlen_k;
@@ -44,8 +46,10 @@ bool hopper_serves(const Problem& p) {
                            std::int64_t heads) {
     return tma_follows({{b, s.batch}, {rows, s.row}, {heads, s.head}}, size_of(p.dtype));
   };
-  return follows(p.q, batch, queries, p.heads_q) && follows(p.k, batch_k, keys, p.heads_kv) &&
-         follows(p.v, batch_k, keys, p.heads_kv) && follows(p.out, batch, queries, p.heads_q);
+  const bool all =
+      follows(p.q, batch, queries, p.heads_q) && follows(p.k, batch_k, keys, p.heads_kv) &&
+      follows(p.v, batch_k, keys, p.heads_kv) && follows(p.out, batch, queries, p.heads_q);
+  return all ? nullptr : "such strides";
 }
 
 std::int32_t hopper_pack_shift(const Problem& p, std::int64_t tile_q) {

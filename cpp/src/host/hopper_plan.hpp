@@ -8,9 +8,8 @@
 
 namespace onchip::host {
 
-/// Whether they compute the problem. Bias, dropout, pages and a scale that is not positive are left
-/// to sm80, as are strides that TMA cannot follow: it wants multiples of 16 bytes.
-bool hopper_serves(const Problem& problem);
+/// What they lack for the problem, in a word or two, or null where they compute it.
+const char* hopper_lacks(const Problem& problem);
 
 /// A tile of `tile_q` rows holds 2^shift heads of each position: all of a group where sequences are
 /// shorter than a tile and the group's size is a power of two; else one.

@@ -31,10 +31,6 @@ TileQuery tile_query(const Problem& p, const DeviceInfo& device) {
   return {p.pass, size_of(p.dtype), p.dim, p.dim_v, mask_class(p), device.on_chip_bytes};
 }
 
-bool is_persistent(const Problem& p, const PlanInfo& info) {
-  return info.backend == "sm90" && p.pass == Pass::forward;
-}
-
 void check_gpu(const Problem& p, const DeviceInfo& device) {
   if (device.compute_capability < 80) {
     unsupported("device: " + device.name + " has compute capability " +
@@ -63,7 +59,7 @@ void check_gpu(const Problem& p, const DeviceInfo& device) {
 const TileRow* hopper_tile(const Problem& p, const DeviceInfo& device) {
   const std::int32_t family =
       device.family != 0 ? device.family : newest_family(device.compute_capability);
-  return family == 90 && hopper_serves(p) ? find_tile("sm90", tile_query(p, device)) : nullptr;
+  return family == 90 && hopper_lacks(p) == nullptr ? find_tile("sm90", tile_query(p, device)) : nullptr;
 }
 
 const TileRow& sm80_tile(const Problem& p, const DeviceInfo& device) {
@@ -146,7 +142,7 @@ std::int64_t choose_grid(const Problem& p, const PlanInfo& info) {
                 " blocks, a grid holds 2^31 - 1; split the batch");
   }
   // Blocks of sm90 stay and take tile after tile.
-  return is_persistent(p, info) ? std::min<std::int64_t>(blocks, info.device.units) : blocks;
+  return info.backend == "sm90" ? std::min<std::int64_t>(blocks, info.device.units) : blocks;
 }
 
 void take_tile(const Problem& p, const TileRow& row, PlanInfo& info) {
@@ -193,9 +189,9 @@ const TileRow* tile_of(const Problem& problem, const PlanInfo& info) {
   return find_tile(info.backend, tile_query(problem, info.device));
 }
 
-bool counts_units(const Problem& p, const PlanInfo& info) {
+bool counts_units(const Problem& p) {
   const bool chose_splits = p.num_splits == 0 && p.split_size == 0 && p.window_left < 0;
-  return is_persistent(p, info) || (p.pass == Pass::forward && chose_splits);
+  return p.pass == Pass::forward && chose_splits;
 }
 
 bool packs_heads(const Problem& p, std::int64_t tile_q) {

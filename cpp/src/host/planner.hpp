@@ -15,7 +15,7 @@ const TileRow* tile_of(const Problem& problem, const PlanInfo& info);
 bool packs_heads(const Problem& problem, std::int64_t tile_q);
 
 /// Whether the plan depends on the number of multiprocessors.
-bool counts_units(const Problem& problem, const PlanInfo& info);
+bool counts_units(const Problem& problem);
 
 /// The plan's way through the problem, as the cost model sees it.
 Tiling tiling_of(const Problem& problem, const PlanInfo& info);
