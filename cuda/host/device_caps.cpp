@@ -8,6 +8,7 @@
 #include <string>
 
 #include "cuda/error.hpp"
+#include "cuda/launch.hpp"
 #include "host/devices.hpp"
 
 namespace onchip::cuda {
@@ -58,6 +59,7 @@ DeviceInfo read_device(std::int32_t index) {
   info.l2_bytes = attribute(cudaDevAttrL2CacheSize, index);
   info.memory_bytes = static_cast<std::int64_t>(properties.totalGlobalMem);
   info.family = host::newest_family(info.compute_capability);
+  if (info.family == 90 && find_kernels("sm90_fwd_bfloat16_d128").empty()) info.family = 80;
   if (const DeviceInfo* named = host::find_named_device(info.name)) {
     info.bandwidth = named->bandwidth;
     info.flops_16bit = named->flops_16bit;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Forward pass on Hopper: one thread copies tiles by TMA, the other warpgroups compute 64 query rows
-// each by wgmma. The product of the next scores runs under the softmax of the last ones, P feeds
+// Forward pass on Hopper: one warp hands out tiles, one thread copies them by TMA, and warpgroups
+// compute 64 query rows each by wgmma. The product of the next scores runs under the softmax of the last ones, P feeds
 // the second product from registers, and the first product of the next tile runs under the stores
 // of this one. Blocks of keys go from the last to the first. docs/hopper.md goes through it.
 #pragma once
@@ -46,15 +46,15 @@ template <class T>
 struct Barriers {
   std::uint64_t q_full, q_empty, tile_full[2], tile_empty[2];
   std::uint64_t k_full[T::kStages], k_empty[T::kStages], v_full[T::kStages], v_empty[T::kStages];
-  int tile[2];
+  Work work[2];
 
   __device__ __forceinline__ void init() {
-    constexpr int kWarps = 4 * T::kGroups;
+    constexpr int kWarps = 4 * T::kGroups;  // that compute
     barrier_init(shared_address(&q_full), 1);
     barrier_init(shared_address(&q_empty), kWarps);
     for (int i = 0; i < 2; ++i) {
       barrier_init(shared_address(&tile_full[i]), 1);
-      barrier_init(shared_address(&tile_empty[i]), kWarps);
+      barrier_init(shared_address(&tile_empty[i]), kWarps + 1);
     }
     for (int i = 0; i < T::kStages; ++i) {
       barrier_init(shared_address(&k_full[i]), 1);
@@ -113,7 +113,43 @@ __device__ __forceinline__ void lose_tile(const ForwardParams& params, int numbe
   list[atomicAdd(&params.ledger->lost, 1U)] = static_cast<unsigned>(number);
 }
 
-/// The copying thread: next tile numbers, Q, and rings of K and V. V trails K by a block.
+/// The warp that hands out tiles, one ahead of those that compute, and writes those without keys.
+template <class T>
+__device__ __forceinline__ void schedule_tiles(const ForwardParams& params,
+                                               Barriers<T>& barriers) {
+  Ring<2> tiles;
+  unsigned rank = blockIdx.x;
+  bool free = false;
+  while (true) {
+    if (!free) tiles.wait_empty(barriers.tile_empty);
+    Work work;
+    work.number = tile_number(params, rank);
+    const bool more = work.number < params.common.blocks;
+    free = true;
+    if (more) {
+      if (lane_id() == 0) rank = atomicAdd(&params.ledger->next[params.again], 1U) + gridDim.x;
+      rank = __shfl_sync(0xffffffffU, rank, 0);
+      work.tile = tile_at(params, work.number, T::kBr);
+      if (work.tile.positions <= 0) continue;
+      work.set_blocks(T::kBc);
+      if (work.end_block <= work.first_block) {
+        store_nothing<T>(params, work.tile);
+        continue;
+      }
+    } else {
+      work.number = -1;
+    }
+    if (lane_id() == 0) {
+      barriers.work[tiles.at] = work;
+      barrier_arrive(shared_address(barriers.tile_full + tiles.at));
+    }
+    if (!more) return;
+    tiles.step();
+    free = false;
+  }
+}
+
+/// The copying thread: Q, and rings of K and V. V trails K by a block.
 template <class T>
 __device__ __forceinline__ void copy_tiles(const ForwardParams& params, Barriers<T>& barriers,
                                            const Tiles& shared) {
@@ -125,6 +161,7 @@ __device__ __forceinline__ void copy_tiles(const ForwardParams& params, Barriers
   const auto load_keys = [&](const CUtensorMap& map, std::uint32_t to, std::uint32_t full,
                              int panels, const Tile& tile, int block) {
     barrier_expect(full, panels * T::kBc * 128);
+#pragma unroll
     for (int panel = 0; panel < panels; ++panel) {
       tma_load(to + panel * (T::kBc * 128), map, full, panel * 64, tile.k_start + block * T::kBc,
                tile.kv_head, p.has_cu_seqlens_k ? 0 : tile.batch);
@@ -147,31 +184,29 @@ __device__ __forceinline__ void copy_tiles(const ForwardParams& params, Barriers
     const std::uint32_t full = shared_address(&barriers.q_full);
     barrier_expect(full, T::kQBytes);
     const int head = tile.head - tile.kv_head * static_cast<int>(params.common.divisors.group.by);
+#pragma unroll
     for (int panel = 0; panel < T::kPanels; ++panel) {
       tma_load(shared.q + panel * (T::kBr * 128), params.q, full, panel * 64, head,
                tile.q_start + tile.first, tile.kv_head, p.packed ? 0 : tile.batch);
     }
     queries.step();
   };
-  int number = tile_number(params, blockIdx.x);
   while (true) {
-    tiles.wait_empty(barriers.tile_empty);
-    barriers.tile[tiles.at] = number;
-    barrier_arrive(shared_address(barriers.tile_full + tiles.at));
-    tiles.step();
-    if (number >= params.common.blocks) return;
-    const Tile tile = tile_at(params, number, T::kBr);
-    number = tile_number(params, atomicAdd(&params.ledger->next[params.again], 1U) + gridDim.x);
-    if (tile.positions <= 0 || tile.sees_nothing(T::kBc)) continue;
-    const int first = tile.first_block(T::kBc);
-    const int last = tile.last_block(T::kBc);
-    load_k(tile, last);
-    load_q(tile);
-    for (int block = last; block > first; --block) {
-      load_k(tile, block - 1);
-      load_v(tile, block);
+    tiles.wait_full(barriers.tile_full);
+    const Work& work = barriers.work[tiles.at];
+    if (work.number < 0) return;
+    const int first = work.first_block;
+    int block = work.end_block - 1;
+    load_k(work.tile, block);
+    load_q(work.tile);
+#pragma unroll 1
+    for (; block > first; --block) {
+      load_k(work.tile, block - 1);
+      load_v(work.tile, block);
     }
-    load_v(tile, first);
+    load_v(work.tile, first);
+    barrier_arrive(shared_address(barriers.tile_empty + tiles.at));
+    tiles.step();
   }
 }
 
@@ -226,15 +261,11 @@ __device__ __forceinline__ void clear_values(std::uint32_t v, int first) {
 #pragma unroll 1
   for (int at = first * 8 + static_cast<int>(threadIdx.x) % 128; at < T::kBc * 8; at += 128) {
 #pragma unroll
-    for (int panel = 0; panel < T::kPanelsV; ++panel) {
-      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(v + panel * (T::kBc * 128) +
-                                                                   at * 16),
-                   "r"(0)
-                   : "memory");
-    }
+    for (int panel = 0; panel < T::kPanelsV; ++panel)
+      store_zeros(v + panel * (T::kBc * 128) + at * 16);
   }
   async_fence();
-  asm volatile("bar.sync %0, 128;" ::"r"(8 + group_id()) : "memory");
+  named_barrier_wait<128>(8 + group_id());
 }
 
 /// Turns of the computing warpgroups at the tensor cores: each waits for the one before it.
@@ -244,11 +275,10 @@ struct Turns {
     if (T::kPingpong && group_id() == T::kGroups - 1) pass();
   }
   static __device__ __forceinline__ void wait() {
-    if (T::kPingpong) asm volatile("bar.sync %0, 256;" ::"r"(1 + group_id()) : "memory");
+    if (T::kPingpong) named_barrier_wait<256>(1 + group_id());
   }
   static __device__ __forceinline__ void pass() {
-    if (T::kPingpong)
-      asm volatile("bar.arrive %0, 256;" ::"r"(1 + (group_id() + 1) % T::kGroups) : "memory");
+    if (T::kPingpong) named_barrier_arrive<256>(1 + (group_id() + 1) % T::kGroups);
   }
 };
 
@@ -276,21 +306,6 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
     warp_arrive(barriers.v_empty[values.at]);
     values.step();
   };
-  // Number of the next tile that has keys; below 0 past the last one.
-  const auto next_tile = [&] {
-    while (true) {
-      tiles.wait_full(barriers.tile_full);
-      const int number = barriers.tile[tiles.at];
-      __syncwarp();
-      warp_arrive(barriers.tile_empty[tiles.at]);
-      tiles.step();
-      if (number >= params.common.blocks) return -1;
-      const Tile tile = tile_at(params, number, T::kBr);
-      if (tile.positions <= 0) continue;
-      if (!tile.sees_nothing(T::kBc)) return number;
-      store_nothing<T>(params, tile, row);
-    }
-  };
   QueryOperands<T> operands;
   // Past the last tile Q and its product are of no use, but a branch around them is not allowed.
   const auto take_queries = [&](bool more) {
@@ -301,8 +316,8 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
       warp_arrive(barriers.q_empty);
     }
   };
-  int number = next_tile();
-  if (number < 0) return;
+  tiles.wait_full(barriers.tile_full);
+  if (barriers.work[0].number < 0) return;
   float s[T::kBc / 2];
   Fragment weights[T::kBc / 16];
   State<T> state;
@@ -314,9 +329,10 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
   issue_qk<T>(operands, q, key_tile(), s);
   Turns<T>::pass();
   while (true) {
-    const Tile tile = tile_at(params, number, T::kBr);
-    const int first = tile.first_block(T::kBc);
-    const int last = tile.last_block(T::kBc);
+    const Work& work = barriers.work[tiles.at];
+    const Tile& tile = work.tile;
+    const int first = work.first_block;
+    const int last = work.end_block - 1;
     const auto prepare_scores = [&](int block, bool hides) {
       if constexpr (T::kFull) apply_options<T>(params, tile, row, block * T::kBc, s);
       if (hides) mask_scores<T>(params, tile, row, block * T::kBc, s);
@@ -327,7 +343,7 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
     state.rounded[0] = state.rounded[1] = 0.0F;
     wgmma_wait<0>();
     release_keys();
-    prepare_scores(last, tile.hides(last * T::kBc, T::kBc));
+    prepare_scores(last, work.hides(last));
     online_softmax<T>(c, s, state, alpha);
     as_operands<T>(s, weights);
     if (T::kOptimistic) add_rounded<T>(weights, state);
@@ -340,8 +356,7 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
     for (float& x : state.o) x = 0.0F;
 #pragma unroll 1
     for (int block = last - 1; block >= first; --block) {
-      const bool hides = tile.hides(block * T::kBc, T::kBc);
-      const bool online = hides || !T::kOptimistic;
+      const bool online = !T::kOptimistic || work.online(block);
       keys.wait_full(barriers.k_full);
       values.wait_full(barriers.v_full);
       Turns<T>::wait();
@@ -353,7 +368,7 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
       wgmma_wait<T::kPvFirst ? 0 : 1>();
       release_keys();
       if (T::kPvFirst) release_values();
-      prepare_scores(block, hides);
+      prepare_scores(block, work.hides(block));
       if (online) {
         online_softmax<T>(c, s, state, alpha);
       } else {
@@ -368,8 +383,10 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
       if (T::kOptimistic) add_rounded<T>(weights, state);
     }
     if (!T::kQRegisters) warp_arrive(barriers.q_empty);
-    const int next = next_tile();
-    const bool more = next >= 0;
+    std::uint64_t& tile_empty = barriers.tile_empty[tiles.at];
+    tiles.step();
+    tiles.wait_full(barriers.tile_full);
+    const bool more = barriers.work[tiles.at].number >= 0;
     take_queries(more);
     if (more) keys.wait_full(barriers.k_full);
     values.wait_full(barriers.v_full);
@@ -382,11 +399,11 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
     release_values();
     if (T::kOptimistic) {
       const bool lost = lost_range<T>(params, tile, row, state);
-      if (__any_sync(0xffffffffU, lost) && lane_id() == 0) lose_tile(params, number);
+      if (__any_sync(0xffffffffU, lost) && lane_id() == 0) lose_tile(params, work.number);
     }
     store_tile<T>(params, tile, row, c, state);
+    warp_arrive(tile_empty);
     if (!more) break;
-    number = next;
   }
   wgmma_wait<0>();
 }
@@ -406,6 +423,7 @@ __global__ __launch_bounds__(T::kThreads, 1) void forward_kernel(
   if (threadIdx.x < 128) {
     give_registers<T::kCopyRegisters>();
     if (threadIdx.x == 0) copy_tiles<T>(params, barriers, shared);
+    if (threadIdx.x / 32 == 1) schedule_tiles<T>(params, barriers);
   } else {
     take_registers<T::kRegisters>();
     compute_tiles<T>(params, barriers, shared);

@@ -169,12 +169,14 @@ __device__ __forceinline__ bool lost_range(const ForwardParams& params, const Ti
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float l = quad_sum(state.l[r]);
-    const bool in_range = (l >= kLeast && l <= kMost) || (l == 0.0F && state.m[r] == -kInfinity);
+    const RowPlace place(params, tile, row + 8 * r);
+    const bool sees_keys = tile.key_first(place.position) < tile.key_end(place.position);
+    const bool in_range = l >= kLeast && l <= kMost;
     float zero = state.rounded[r] * 0.0F;  // NaN as soon as one output is not finite
 #pragma unroll
     for (int n = 0; n < T::kDimV / 8; ++n)
       zero = fmaf(state.o[4 * n + 2 * r], 0.0F, fmaf(state.o[4 * n + 2 * r + 1], 0.0F, zero));
-    lost |= RowPlace(params, tile, row + 8 * r).counts && (!in_range || zero != 0.0F);
+    lost |= place.counts && sees_keys && (!in_range || zero != 0.0F);
   }
   return lost;
 }

@@ -76,17 +76,17 @@ __device__ __forceinline__ void store_tile(const ForwardParams& params, const Ti
   }
 }
 
-/// out and lse of a tile without keys.
+/// out and lse of a tile without keys, by one warp.
 template <class T>
-__device__ __forceinline__ void store_nothing(const ForwardParams& params, const Tile& tile,
-                                              int row) {
+__device__ __forceinline__ void store_nothing(const ForwardParams& params, const Tile& tile) {
   const host::Problem& p = params.common.problem;
 #pragma unroll 1
-  for (int r = row; r < row + 16; r += 8) {
-    const RowPlace place(params, tile, r);
+  for (int row = lane_id() / 4; row < T::kBr; row += 8) {
+    const RowPlace place(params, tile, row);
     store_lse(params, tile, place, -kInfinity);
     auto* to = static_cast<typename T::Element*>(params.common.operands.out) +
                place.offset(p.out, tile);
+#pragma unroll 1
     for (int column = 8 * (lane_id() % 4); place.stored && column < p.dim_v; column += 32)
       *reinterpret_cast<uint4*>(to + column) = make_uint4(0, 0, 0, 0);
   }

@@ -22,18 +22,31 @@ struct Tile {
 
   __device__ __forceinline__ int key_first(int position) const { return max(0, position + from); }
   __device__ __forceinline__ int key_end(int position) const { return min(k_len, position + to); }
-  /// Whether some row of the tile does not see all keys [j0, j0 + count).
-  __device__ __forceinline__ bool hides(int j0, int count) const {
-    return j0 < key_first(first + positions - 1) || j0 + count > key_end(first);
+};
+
+/// A tile, its number and its blocks of keys, as one warp works them out for the others.
+struct Work {
+  Tile tile;
+  int number;                  // below 0: there is no more
+  int first_block, end_block;  // blocks that some row sees
+  int open_first, open_end;    // blocks of which every row sees all keys
+  int shifted_end;             // open blocks before this one: each row has met a key behind them
+
+  __device__ __forceinline__ bool hides(int block) const {
+    return block < open_first || block >= open_end;
   }
-  /// Blocks [first_block, last_block] of tile_k keys that some row sees; none where last < first.
-  __device__ __forceinline__ int first_block(int tile_k) const { return key_first(first) / tile_k; }
-  __device__ __forceinline__ int last_block(int tile_k) const {
-    const int end = first >= q_len ? 0 : max(key_end(first + positions - 1), 0);
-    return (end + tile_k - 1) / tile_k - 1;
+  __device__ __forceinline__ bool online(int block) const {
+    return block < open_first || block >= shifted_end;
   }
-  __device__ __forceinline__ bool sees_nothing(int tile_k) const {
-    return last_block(tile_k) < first_block(tile_k);
+  __device__ __forceinline__ void set_blocks(int tile_k) {
+    const int last = tile.first + tile.positions - 1;
+    const int end = tile.first >= tile.q_len ? 0 : max(tile.key_end(last), 0);
+    const int open = max(tile.key_end(tile.first), 0);
+    first_block = tile.key_first(tile.first) / tile_k;
+    end_block = (end + tile_k - 1) / tile_k;
+    open_first = (tile.key_first(last) + tile_k - 1) / tile_k;
+    open_end = open / tile_k;
+    shifted_end = (open + tile_k - 1) / tile_k - 1;
   }
 };
 
