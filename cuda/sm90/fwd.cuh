@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Forward pass on Hopper: one warp hands out tiles, one thread copies them by TMA, and warpgroups
-// compute 64 query rows each by wgmma. The product of the next scores runs under the softmax of the last ones, P feeds
-// the second product from registers, and the first product of the next tile runs under the stores
-// of this one. Blocks of keys go from the last to the first. docs/hopper.md goes through it.
+// compute 64 query rows each by wgmma. The product of the next scores runs under the softmax of the
+// last ones, P feeds the second product from registers, and the first product of the next tile runs
+// under the stores of this one. Blocks of keys go from the last to the first. docs/hopper.md goes
+// through it.
 #pragma once
 
 #include <cstdint>
@@ -33,8 +34,10 @@ struct Forward {
   static constexpr int kThreads = 128 * (kGroups + 1);
   // Tiles lie in panels of 64 columns, rows of 128 bytes.
   static constexpr int kPanels = (kDim + 63) / 64, kPanelsV = (kDimV + 63) / 64;
-  static constexpr int kRegisters = kGroups == 2 ? 240 : kGroups == 3 ? 160 : 112;
-  static constexpr int kCopyRegisters = kGroups == 3 ? 32 : 24;
+  // Of a thread that computes, and of one that does not; those at launch must be enough for both.
+  static constexpr int kRegisters = kGroups == 2 ? 232 : kGroups == 3 ? 160 : 112;
+  static constexpr int kOtherRegisters = kGroups == 2 ? 40 : 32;
+  static_assert(kGroups * kRegisters + kOtherRegisters <= 65536 / kThreads / 8 * 8 * (kGroups + 1));
   static constexpr int kQBytes = kPanels * kBr * 128;
   static constexpr int kKBytes = kPanels * kBc * 128;
   static constexpr int kVBytes = kPanelsV * kBc * 128;
@@ -84,7 +87,11 @@ struct Ring {
   }
 };
 
-__device__ __forceinline__ int group_id() { return static_cast<int>(threadIdx.x) / 128 - 1; }
+/// Number of this thread's computing warpgroup, known to be the same for a warp: what depends on it
+/// lies in uniform registers.
+__device__ __forceinline__ int group_id() {
+  return __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 128, 0) - 1;
+}
 
 /// One arrival for this warp.
 __device__ __forceinline__ void warp_arrive(const std::uint64_t& barrier) {
@@ -115,8 +122,7 @@ __device__ __forceinline__ void lose_tile(const ForwardParams& params, int numbe
 
 /// The warp that hands out tiles, one ahead of those that compute, and writes those without keys.
 template <class T>
-__device__ __forceinline__ void schedule_tiles(const ForwardParams& params,
-                                               Barriers<T>& barriers) {
+__device__ __forceinline__ void schedule_tiles(const ForwardParams& params, Barriers<T>& barriers) {
   Ring<2> tiles;
   unsigned rank = blockIdx.x;
   bool free = false;
@@ -257,7 +263,7 @@ __device__ __forceinline__ void issue_pv(const Fragment (&p)[T::kBc / 16], std::
 /// Zeros rows [first, kBc) of a stage of V, by each warpgroup for itself: their weights are 0, but
 /// memory behind a sequence may hold NaN.
 template <class T>
-__device__ __forceinline__ void clear_values(std::uint32_t v, int first) {
+__device__ __forceinline__ void clear_values(int group, std::uint32_t v, int first) {
 #pragma unroll 1
   for (int at = first * 8 + static_cast<int>(threadIdx.x) % 128; at < T::kBc * 8; at += 128) {
 #pragma unroll
@@ -265,20 +271,21 @@ __device__ __forceinline__ void clear_values(std::uint32_t v, int first) {
       store_zeros(v + panel * (T::kBc * 128) + at * 16);
   }
   async_fence();
-  named_barrier_wait<128>(8 + group_id());
+  named_barrier_wait<128>(8 + group);
 }
 
 /// Turns of the computing warpgroups at the tensor cores: each waits for the one before it.
 template <class T>
 struct Turns {
-  static __device__ __forceinline__ void start() {
-    if (T::kPingpong && group_id() == T::kGroups - 1) pass();
+  int group;
+  __device__ __forceinline__ void start() const {
+    if (T::kPingpong && group == T::kGroups - 1) pass();
   }
-  static __device__ __forceinline__ void wait() {
-    if (T::kPingpong) named_barrier_wait<256>(1 + group_id());
+  __device__ __forceinline__ void wait() const {
+    if (T::kPingpong) named_barrier_wait<256>(1 + group);
   }
-  static __device__ __forceinline__ void pass() {
-    if (T::kPingpong) named_barrier_arrive<256>(1 + (group_id() + 1) % T::kGroups);
+  __device__ __forceinline__ void pass() const {
+    if (T::kPingpong) named_barrier_arrive<256>(1 + (group + 1) % T::kGroups);
   }
 };
 
@@ -290,8 +297,10 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
   const host::Problem& p = params.common.problem;
   const float c = T::kFull ? 1.0F : static_cast<float>(p.scale) * kLog2e;
   const bool clears_tail = p.has_cu_seqlens_k || p.has_seqused_k;  // else TMA has filled in zeros
-  const int row = group_id() * 64 + static_cast<int>(threadIdx.x) / 32 % 4 * 16 + lane_id() / 4;
-  const std::uint32_t q = shared.q + group_id() * (64 * 128);
+  const int group = group_id();
+  const Turns<T> turns{group};
+  const int row = group * 64 + static_cast<int>(threadIdx.x) / 32 % 4 * 16 + lane_id() / 4;
+  const std::uint32_t q = shared.q + group * (64 * 128);
   Ring<2> tiles;
   Ring<1> queries;
   Ring<T::kStages> keys;
@@ -321,13 +330,13 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
   float s[T::kBc / 2];
   Fragment weights[T::kBc / 16];
   State<T> state;
-  Turns<T>::start();
+  turns.start();
   take_queries(true);
   keys.wait_full(barriers.k_full);
-  Turns<T>::wait();
+  turns.wait();
   wgmma_fence();
   issue_qk<T>(operands, q, key_tile(), s);
-  Turns<T>::pass();
+  turns.pass();
   while (true) {
     const Work& work = barriers.work[tiles.at];
     const Tile& tile = work.tile;
@@ -350,7 +359,7 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
     const int tail = tile.k_len - last * T::kBc;
     if (clears_tail && tail < T::kBc) {
       values.wait_full(barriers.v_full);
-      clear_values<T>(value_tile(), tail);
+      clear_values<T>(group, value_tile(), tail);
     }
 #pragma unroll
     for (float& x : state.o) x = 0.0F;
@@ -359,12 +368,12 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
       const bool online = !T::kOptimistic || work.online(block);
       keys.wait_full(barriers.k_full);
       values.wait_full(barriers.v_full);
-      Turns<T>::wait();
+      turns.wait();
       wgmma_fence();
       if (T::kPvFirst) issue_pv<T>(weights, value_tile(), state.o);
       issue_qk<T>(operands, q, key_tile(), s);
       if (!T::kPvFirst) issue_pv<T>(weights, value_tile(), state.o);
-      Turns<T>::pass();
+      turns.pass();
       wgmma_wait<T::kPvFirst ? 0 : 1>();
       release_keys();
       if (T::kPvFirst) release_values();
@@ -390,11 +399,11 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
     take_queries(more);
     if (more) keys.wait_full(barriers.k_full);
     values.wait_full(barriers.v_full);
-    Turns<T>::wait();
+    turns.wait();
     wgmma_fence();
     issue_pv<T>(weights, value_tile(), state.o);
     issue_qk<T>(operands, q, key_tile(), s);
-    Turns<T>::pass();
+    turns.pass();
     wgmma_wait<1>();
     release_values();
     if (T::kOptimistic) {
@@ -409,8 +418,8 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
 }
 
 template <class T>
-__global__ __launch_bounds__(T::kThreads, 1) void forward_kernel(
-    const __grid_constant__ ForwardParams params) {
+__global__ __launch_bounds__(T::kThreads,
+                             1) void forward_kernel(const __grid_constant__ ForwardParams params) {
   extern __shared__ char dynamic[];
   __shared__ Barriers<T> barriers;
   if (params.again != 0 && params.ledger->lost == 0) return;
@@ -421,7 +430,7 @@ __global__ __launch_bounds__(T::kThreads, 1) void forward_kernel(
   if (threadIdx.x == 0) barriers.init();
   __syncthreads();
   if (threadIdx.x < 128) {
-    give_registers<T::kCopyRegisters>();
+    give_registers<T::kOtherRegisters>();
     if (threadIdx.x == 0) copy_tiles<T>(params, barriers, shared);
     if (threadIdx.x / 32 == 1) schedule_tiles<T>(params, barriers);
   } else {
