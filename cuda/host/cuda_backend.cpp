@@ -15,6 +15,7 @@
 #include "host/checked.hpp"
 #include "host/gpu_plan.hpp"
 #include "host/hopper_plan.hpp"
+#include "host/planner.hpp"
 
 namespace onchip::cuda {
 namespace {
@@ -108,12 +109,7 @@ class CudaBackend final : public host::Backend {
     const host::KernelParams params = make_params(plan, operands, workspace);
     const bool hopper = plan.info.backend == "sm90";
     if (hopper && !params.aligned) {
-      // TMA cannot read these addresses, which no plan knows. Less workspace does for sm80.
-      detail::PlanImpl other = plan;
-      other.problem.num_splits = 1;
-      other.info.device.family = 80;
-      other.info = host::make_plan(other.problem, other.info.device);
-      forward(other, operands, workspace, stream);
+      forward({p, host::plan_without_hopper(p, plan.info.device)}, operands, workspace, stream);
       return;
     }
     const DeviceGuard guard(p.device.index);

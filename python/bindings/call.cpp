@@ -98,7 +98,7 @@ bool same_question(const Attention& a, const Attention& b) {
          x.window_right == y.window_right && x.softcap == y.softcap && x.dropout_p == y.dropout_p &&
          x.deterministic == y.deterministic && x.num_splits == y.num_splits &&
          x.split_size == y.split_size && x.max_seqlen_q == y.max_seqlen_q &&
-         x.max_seqlen_k == y.max_seqlen_k;
+         x.max_seqlen_k == y.max_seqlen_k && x.softmax == y.softmax;
 }
 
 /// Plans of the last few questions, most recent first.
@@ -251,14 +251,16 @@ void bind_call(nb::module_& m) {
           [](Call& call, std::optional<double> scale, bool causal, std::int64_t left,
              std::int64_t right, double softcap, double dropout_p, std::uint64_t seed,
              std::uint64_t offset, bool deterministic, std::int32_t num_splits,
-             std::int64_t split_size, std::int64_t max_seqlen_q, std::int64_t max_seqlen_k) {
+             std::int64_t split_size, std::int64_t max_seqlen_q, std::int64_t max_seqlen_k,
+             bool safe_softmax) {
             call.set_options({scale, causal, left, right, softcap, dropout_p, seed, offset,
-                              deterministic, num_splits, split_size, max_seqlen_q, max_seqlen_k});
+                              deterministic, num_splits, split_size, max_seqlen_q, max_seqlen_k,
+                              safe_softmax ? Softmax::safe : Softmax::automatic});
           },
           nb::arg("scale").none(), nb::arg("causal"), nb::arg("left"), nb::arg("right"),
           nb::arg("softcap"), nb::arg("dropout_p"), nb::arg("seed"), nb::arg("offset"),
           nb::arg("deterministic"), nb::arg("num_splits"), nb::arg("split_size"),
-          nb::arg("max_seqlen_q"), nb::arg("max_seqlen_k"))
+          nb::arg("max_seqlen_q"), nb::arg("max_seqlen_k"), nb::arg("safe_softmax"))
       .def("set", &Call::set, nb::arg("field"), nb::arg("tensor"), nb::arg("write") = false)
       .def("prepare", &Call::prepare)
       .def("plan", &Call::plan_for, nb::arg("device").none() = nb::none())

@@ -52,6 +52,7 @@ def attention(
     dropout_p: float = 0.0,
     seed: int | None = None,
     offset: int = 0,
+    softmax: str = "auto",
     out: Any = None,
     return_lse: bool = False,
 ) -> Any:
@@ -77,6 +78,9 @@ def attention(
         dropout_p: probability of dropping a weight, in [0, 1).
         seed: 64-bit seed, needed with dropout_p > 0; see `dropout_mask`.
         offset: 64-bit offset of the same random stream.
+        softmax: "auto" or "safe"; a choice of speed, not of accuracy. Kernels for Hopper may keep a
+            row's maximum over the first keys and compute again what that does not suit; with "safe"
+            they follow it, as all other kernels always do.
         out: array of q's library to write to, (B, Sq, Hq, Dv), q's dtype; not for JAX.
         return_lse: also return lse.
 
@@ -91,7 +95,7 @@ def attention(
         Nothing is written when an error is raised.
     """
     call = _core.Call(False)
-    set_options(call, scale, causal, window, softcap, dropout_p, seed, offset)
+    set_options(call, scale, causal, window, softcap, dropout_p, seed, offset, softmax=softmax)
     operands = Operands(call, "q", q)
     views = read_qkv(operands, q, k, v, DENSE)
     read_score_terms(operands, bias, alibi_slopes, sinks)
@@ -172,6 +176,7 @@ def attention_varlen(
     dropout_p: float = 0.0,
     seed: int | None = None,
     offset: int = 0,
+    softmax: str = "auto",
     out: Any = None,
     return_lse: bool = False,
 ) -> Any:
@@ -185,7 +190,7 @@ def attention_varlen(
             q's library, or NumPy for arrays in host memory.
         cu_seqlens_k: (B + 1,) int32, the same for k and v.
         max_seqlen_q: the longest sequence, a hint for planning; lengths on a device are never read
-            back.
+            back. Short ones with few KV heads are faster on Hopper where it is given.
         max_seqlen_k: the same for k and v.
         seqused_q: (B,) int32: only so many tokens of each sequence count.
         seqused_k: (B,) int32: the same for k and v.
@@ -201,7 +206,7 @@ def attention_varlen(
     call = _core.Call(False)
     set_options(
         call, scale, causal, window, softcap, dropout_p, seed, offset,
-        max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
+        max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, softmax=softmax,
     )  # fmt: skip
     operands = Operands(call, "q", q)
     views = read_qkv(operands, q, k, v, PACKED)
@@ -284,6 +289,7 @@ def decode(
     offset: int = 0,
     num_splits: int = 0,
     split_size: int | None = None,
+    softmax: str = "auto",
     out: Any = None,
     return_lse: bool = False,
 ) -> Any:
@@ -311,6 +317,7 @@ def decode(
         call, scale, causal, window, softcap, dropout_p, seed, offset,
         num_splits=as_int("num_splits", num_splits, _INT32),
         split_size=length("split_size", split_size, 1),
+        softmax=softmax,
     )  # fmt: skip
     operands = Operands(call, "q", q)
     views = read_qkv(operands, q, k_cache, v_cache, DENSE, "k_cache", "v_cache")

@@ -43,6 +43,7 @@ def plan(
     max_pages: int | None = None,
     num_splits: int = 1,
     split_size: int | None = None,
+    softmax: str = "auto",
 ) -> Plan:
     """How a problem is going to be computed, and what that is predicted to cost.
 
@@ -63,6 +64,7 @@ def plan(
         max_seqlen_q, max_seqlen_k: the longest packed sequence, a hint.
         max_pages: pages of the longest sequence of a paged cache.
         num_splits, split_size: as in `decode`, but one part unless asked for.
+        softmax: as in `attention`; no matter backward.
 
     Returns:
         A `Plan`: its numbers as attributes, `explain()` in words, `json()` and `as_dict()`.
@@ -79,7 +81,7 @@ def plan(
         deterministic=as_bool("deterministic", deterministic),
         num_splits=as_int("num_splits", num_splits, range(2**31)),
         split_size=length("split_size", split_size),
-        max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
+        max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, softmax=softmax,
     )  # fmt: skip
     inputs = {"q": q, "k": k, "v": v}
     if bias_shape is not None:

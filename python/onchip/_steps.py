@@ -7,7 +7,7 @@ from typing import Any
 
 from onchip import _core
 from onchip._arrays import Operands
-from onchip._scalars import as_bool, as_float, as_int, as_seed, as_window
+from onchip._scalars import as_bool, as_choice, as_float, as_int, as_seed, as_window
 
 DENSE = (4, "4 (batch, seqlen, heads, dim)")
 PACKED = (3, "3 (tokens, heads, dim)")
@@ -33,6 +33,7 @@ def set_options(
     split_size: int = 0,
     max_seqlen_q: Any = None,
     max_seqlen_k: Any = None,
+    softmax: Any = "auto",
 ) -> None:
     left, right = as_window(window)
     probability = as_float("dropout_p", dropout_p)
@@ -51,6 +52,7 @@ def set_options(
         split_size,
         length("max_seqlen_q", max_seqlen_q),
         length("max_seqlen_k", max_seqlen_k),
+        as_choice("softmax", softmax, ("auto", "safe")) == "safe",
     )
 
 

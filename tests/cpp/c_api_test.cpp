@@ -133,6 +133,7 @@ TEST_F(CApi, InitSetsTheDefaultsAndNoByteBeyond) {
   EXPECT_EQ(memory.args.num_splits, 1);
   EXPECT_EQ(memory.args.causal, 0);
   EXPECT_EQ(memory.args.dsinks.ndim, 0);
+  EXPECT_EQ(memory.args.softmax, ONCHIP_SOFTMAX_AUTOMATIC);
   for (const unsigned char byte : memory.newer) EXPECT_EQ(byte, 0);
   EXPECT_EQ(memory.guard, 0xAB);
 }
@@ -154,6 +155,37 @@ TEST_F(CApi, WhatAnOlderHeaderLacksIsNotGiven) {
   onchip_plan* plan = nullptr;
   EXPECT_EQ(onchip_plan_create(&args, ONCHIP_BACKWARD, &plan), ONCHIP_INVALID_ARGUMENT);
   expect_message("dv: not given");
+}
+
+/// A header that ends after the last tensor is older than the choice of a softmax.
+TEST_F(CApi, TakesASoftmaxWhereTheHeaderHasOne) {
+  onchip_device_info device{};
+  device.struct_size = sizeof device;
+  ASSERT_EQ(onchip_get_device_info("H200", &device), ONCHIP_SUCCESS);
+  args.q = tensor(nullptr, {2, 1024, 8, 64}, ONCHIP_BFLOAT16);
+  args.k = args.v = args.out = args.q;
+  args.lse = onchip_tensor{};
+  const auto kernel = [&](onchip_softmax softmax) {
+    args.softmax = softmax;
+    onchip_plan* made = nullptr;
+    EXPECT_EQ(onchip_plan_create_for_device(&args, ONCHIP_FORWARD, &device, &made), ONCHIP_SUCCESS)
+        << onchip_last_error();
+    const PlanPtr plan(made);
+    onchip_plan_info info{};
+    info.struct_size = sizeof info;
+    EXPECT_EQ(onchip_plan_get_info(plan.get(), &info), ONCHIP_SUCCESS);
+    return std::string(info.kernel);
+  };
+  EXPECT_EQ(kernel(ONCHIP_SOFTMAX_AUTOMATIC), "sm90_fwd_bfloat16_d64");
+  EXPECT_EQ(kernel(ONCHIP_SOFTMAX_SAFE), "sm90_fwd_bfloat16_d64_safe");
+  onchip_plan* made = nullptr;
+  for (const onchip_softmax softmax : std::initializer_list<onchip_softmax>{2, -1, INT64_MIN}) {
+    args.softmax = softmax;
+    EXPECT_EQ(onchip_plan_create(&args, ONCHIP_FORWARD, &made), ONCHIP_INVALID_ARGUMENT);
+    expect_message("softmax: is " + std::to_string(softmax) + ", expected ONCHIP_SOFTMAX_");
+  }
+  args.struct_size = offsetof(onchip_attention, softmax);
+  EXPECT_EQ(kernel(7), "sm90_fwd_bfloat16_d64");  // not read
 }
 
 TEST_F(CApi, TakesANewerHeadersStructThatAsksNothingNew) {

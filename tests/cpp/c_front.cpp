@@ -41,6 +41,7 @@ onchip_attention c_attention(const onchip::Attention& a) {
   c.num_splits = o.num_splits;
   c.causal = o.causal ? 1 : 0;
   c.deterministic = o.deterministic ? 1 : 0;
+  c.softmax = static_cast<onchip_softmax>(o.softmax);
   const auto set = [](onchip_tensor& to, const onchip::TensorView& from) { to = c_tensor(from); };
   set(c.q, a.q);
   set(c.k, a.k);

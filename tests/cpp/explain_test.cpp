@@ -126,6 +126,9 @@ TEST(Explain, SaysWhyHopperRunsTheKernelsOfAmpere) {
   lacks(p, "splits");
   p.num_splits = 1;
   EXPECT_EQ(explain({p, make_plan(p, device("A100"))}).find(says), std::string::npos);
+  DeviceInfo older = device("H200");  // a build without the kernels of Hopper
+  older.family = 80;
+  EXPECT_NE(explain({p, make_plan(p, older)}).find("the device's family is 80"), std::string::npos);
   // float32 is no business of the tensor cores on any GPU.
   const Problem single = dense(1, 1, 1, 512, 512, 128, DType::float32);
   EXPECT_EQ(explain({single, make_plan(single, device("H200"))}).find(says), std::string::npos);

@@ -93,6 +93,8 @@ const std::vector<Changed>& changes() {
        [](Attention& a) { a.options.causal = true; }},
       {Kind::dense, kForward, "num_splits", "is 2", [](Attention& a) { a.options.num_splits = 2; }},
       {Kind::dense, kForward, "split_size", "is 3", [](Attention& a) { a.options.split_size = 3; }},
+      {Kind::dense, kForward, "softmax", "is 1, but 0",
+       [](Attention& a) { a.options.softmax = onchip::Softmax::safe; }},
       {Kind::dense, kBackward, "deterministic", "is 1, but 0",
        [](Attention& a) { a.options.deterministic = true; }},
       {Kind::dense, kBackward, "dlse", "not given, but", [](Attention& a) { a.dlse = {}; }},

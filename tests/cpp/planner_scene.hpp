@@ -86,6 +86,7 @@ inline Problem random_problem(std::mt19937_64& random) {
   if (pick(0, 4) == 0) p.split_size = pick(1, 5000);
   p.deterministic = pick(0, 1) == 0;
   p.has_lse = pick(0, 1) == 0;
+  if (pick(0, 4) == 0) p.softcap = 20;
   if (pick(0, 3) == 0) {
     p.packed = p.has_cu_seqlens_k = true;
     p.total_q = pick(0, 20000);

@@ -87,7 +87,10 @@ class Builder {
     add_mask();
     add_scores();
     problem_->add_results(spec_.backward, layout_, rng_);
-    if (!spec_.backward) add_splits();
+    if (!spec_.backward) {
+      add_splits();
+      if (chance(rng_, 0.25)) a().options.softmax = onchip::Softmax::safe;
+    }
     if (spec_.backward && spec_.gpu) a().options.deterministic = chance(rng_, 0.5);
     poison_unused();
     return std::move(problem_);

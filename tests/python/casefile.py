@@ -55,7 +55,8 @@ class Case:
     def oracle_options(self) -> dict[str, Any]:
         renamed = {"seqlens_k": "seqused_k"}
         given = {**self.options, **{renamed.get(name, name): x for name, x in self.rest.items()}}
-        given.pop("split_size", None)  # how, not what, to compute
+        for how in ("split_size", "softmax"):  # not what to compute
+            given.pop(how, None)
         return given
 
     def reference(self, precision: str = "float64", grid: float = 1.0) -> dict[str, Array]:

@@ -74,6 +74,7 @@ class _Builder:
         {"dense": self.dense, "varlen": self.varlen, "paged": self.paged}[self.op]()
         self.mask()
         self.scores()
+        self.options["softmax"] = self.c.pick(["auto", "safe"])
         return Case(
             "random", self.op, self.inputs, self.options, {}, 0.0,
             deterministic=self.c.pick([False, True]), wide_bias=self.c.pick([False, True]),

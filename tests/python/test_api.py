@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -284,9 +285,9 @@ def test_dropout_mask(kind: Kind) -> None:
 
 def test_plan_for_a_named_device() -> None:
     plan = onchip.plan((2, 512, 8, 64), (2, 512, 2, 64), device="H200", causal=True)
-    assert (plan.backend, plan.device.name, plan.device.type) == ("sm80", "H200", "cuda")
-    assert (plan.device.index, plan.device.family) == (-1, 80)
-    assert plan.as_dict()["device"]["family"] == 80
+    assert (plan.backend, plan.device.name, plan.device.type) == ("sm90", "H200", "cuda")
+    assert (plan.device.index, plan.device.family) == (-1, 90)
+    assert plan.as_dict()["device"]["family"] == 90
     assert plan.tile_q > 0
     assert plan.tile_k > 0
     assert 0 < plan.on_chip_bytes <= plan.device.on_chip_bytes
@@ -297,6 +298,42 @@ def test_plan_for_a_named_device() -> None:
     assert fields["tile_q"] == plan.tile_q
     assert "H200" in plan.explain()
     assert plan.kernel in repr(plan)
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "kernel"),
+    [
+        ("H200", {}, "sm90_fwd_bfloat16_d64"),
+        ("H200", {"softmax": "auto"}, "sm90_fwd_bfloat16_d64"),
+        ("H100", {"softmax": "safe"}, "sm90_fwd_bfloat16_d64_safe"),
+        ("H200", {"softmax": "safe", "softcap": 9.0}, "sm90_fwd_bfloat16_d64_full"),
+        ("H200", {"softmax": "safe", "backward": True}, "sm80_bwd_bfloat16_d64"),
+        ("A100", {"softmax": "safe"}, "sm80_fwd_bfloat16_d64"),
+        ("cpu", {"softmax": "safe"}, "cpu_fwd_bfloat16"),
+    ],
+)
+def test_plan_for_a_softmax(device: str, options: dict[str, Any], kernel: str) -> None:
+    plan = onchip.plan((2, 512, 8, 64), (2, 512, 8, 64), device=device, **options)
+    assert plan.kernel == plan.as_dict()["kernel"] == kernel
+    assert kernel in plan.explain()
+
+
+def test_softmax_is_safe_on_the_cpu_anyway() -> None:
+    rng = np.random.default_rng(4)
+    q, k, v = (rng.normal(size=(2, 9, 4, 8)).astype(np.float32) for _ in range(3))
+    lengths = np.array([9, 5], np.int32)
+    starts = np.array([0, 9, 18], np.int32)
+    packed = [x.reshape(18, 4, 8) for x in (q, k, v)]
+    calls: list[Callable[..., Any]] = [
+        lambda **how: onchip.attention(q, k, v, **how),
+        lambda **how: onchip.decode(q, k, v, seqlens_k=lengths, **how),
+        lambda **how: onchip.attention_varlen(
+            *packed, cu_seqlens_q=starts, cu_seqlens_k=starts, **how
+        ),
+    ]
+    for call in calls:
+        np.testing.assert_array_equal(call(softmax="safe"), call(softmax="auto"))
+        np.testing.assert_array_equal(call(softmax="safe"), call())
 
 
 def test_plan_for_this_machine() -> None:

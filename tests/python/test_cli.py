@@ -216,6 +216,8 @@ def test_plan_passes_every_option_on() -> None:
         dtype="float32", window=(31, 7), softcap=20.0,
     )  # fmt: skip
     assert json.loads(done.stdout) == made.as_dict()
+    done = run("plan", "--device", "h200", "--softmax", "safe", "--json")
+    assert json.loads(done.stdout)["kernel"] == "sm90_fwd_bfloat16_d128_safe"
 
 
 def test_plan_in_words_has_a_picture() -> None:
@@ -231,6 +233,7 @@ def test_plan_in_words_has_a_picture() -> None:
         (["--heads", 6, "--heads-kv", 4], "heads_kv 4"),
         (["--device", "abacus"], "abacus"),
         (["--dtype", "int8"], "int8"),
+        (["--softmax", "fast"], "softmax: 'fast'"),
         (["--window", "wide"], "--window: wide"),
         (["--window", "1,2,3"], "--window: 1,2,3"),
         (["-d", 0], "0"),

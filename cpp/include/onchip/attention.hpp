@@ -20,6 +20,12 @@
 
 namespace onchip {
 
+/// What scores are relative to before 2^x. `safe`: each row's maximum over the keys so far.
+/// `automatic` lets a kernel keep the maximum over the first keys that it computes, and compute
+/// tiles that this does not suit again, safely: results are as exact. Only Hopper's forward kernels
+/// do so; all else is always safe.
+enum class Softmax : std::int32_t { automatic = 0, safe = 1 };
+
 /// What is computed between Q.K^T and the softmax, and how keys are split.
 /// For query i and key j, with c = Sk - Sq in effective lengths (causal is bottom-right aligned):
 ///   s = scale * q_i.k_j;  s = softcap * tanh(s / softcap) if softcap > 0;
@@ -39,6 +45,7 @@ struct Options {
   std::int64_t split_size = 0;     ///< Keys of one split; overrides num_splits when > 0.
   std::int64_t max_seqlen_q = 0;   ///< Variable length: hint for planning; 0 = unknown.
   std::int64_t max_seqlen_k = 0;   ///< Variable length: hint for planning; 0 = unknown.
+  Softmax softmax = Softmax::automatic;  ///< Forward: `safe` forces the plain online softmax.
 };
 
 /// One attention problem: every tensor it may read or write. Tensors left default are "not given".

@@ -87,6 +87,13 @@ typedef struct onchip_tensor {
 /* A cudaStream_t, or NULL on the CPU, where a call returns when its work is done. */
 typedef void* onchip_stream;
 
+typedef int64_t onchip_softmax;
+enum {
+  ONCHIP_SOFTMAX_AUTOMATIC = 0, /* a kernel may keep the maximum over a row's first keys and compute
+                                   again what that does not suit: Hopper's forward kernels do */
+  ONCHIP_SOFTMAX_SAFE = 1       /* each row's maximum over the keys so far */
+};
+
 /* ---- Problems -------------------------------------------------------------------------------- */
 
 /* Every option and every tensor of one attention problem. For query i and key j, c = Sk - Sq:
@@ -132,6 +139,7 @@ typedef struct onchip_attention {
   onchip_tensor dlse;          /* backward: as lse; optional */
   onchip_tensor dq, dk, dv;    /* backward: as q, k, v; written */
   onchip_tensor dbias, dsinks; /* backward: as bias, sinks; optional, written */
+  onchip_softmax softmax;      /* forward: ONCHIP_SOFTMAX_SAFE forces the plain online softmax */
 } onchip_attention;
 
 /* Sets the defaults. `struct_size` is sizeof(onchip_attention). */

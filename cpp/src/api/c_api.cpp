@@ -87,7 +87,8 @@ struct Ends {
   std::size_t first, step;
 };
 
-// All members of onchip_attention after v are tensors, and optional for some pass.
+// All members of onchip_attention between v and softmax, the last, are tensors, and optional for
+// some pass.
 constexpr Ends kAttentionEnds{offsetof(onchip_attention, bias), sizeof(onchip_tensor)};
 constexpr Ends kDeviceEnds{offsetof(onchip_device_info, bandwidth), sizeof(double)};
 constexpr Ends kExecutorEnds{sizeof(onchip_executor), sizeof(std::int64_t)};
@@ -149,6 +150,13 @@ onchip_attention defaults() {
   return args;
 }
 
+onchip::Softmax softmax_of(onchip_softmax softmax) {
+  if (softmax == ONCHIP_SOFTMAX_AUTOMATIC) return onchip::Softmax::automatic;
+  if (softmax == ONCHIP_SOFTMAX_SAFE) return onchip::Softmax::safe;
+  reject("softmax: is " + std::to_string(softmax) +
+         ", expected ONCHIP_SOFTMAX_AUTOMATIC or ONCHIP_SOFTMAX_SAFE");
+}
+
 Attention attention_of(const onchip_attention* caller) {
   onchip_attention args = defaults();
   read_struct("args", caller, kAttentionEnds, args);
@@ -162,6 +170,7 @@ Attention attention_of(const onchip_attention* caller) {
   o.deterministic = args.deterministic != 0;
   o.num_splits = args.num_splits, o.split_size = args.split_size;
   o.max_seqlen_q = args.max_seqlen_q, o.max_seqlen_k = args.max_seqlen_k;
+  o.softmax = softmax_of(args.softmax);
   a.q = view_of(args.q), a.k = view_of(args.k), a.v = view_of(args.v);
   a.bias = view_of(args.bias), a.alibi_slopes = view_of(args.alibi_slopes),
   a.sinks = view_of(args.sinks);

@@ -136,6 +136,26 @@ std::string what_words(const Problem& p) {
   return text;
 }
 
+std::string hopper_words(const Problem& p, const PlanInfo& info) {
+  const std::int64_t tiles = hopper_blocks(p, info.tile_q);
+  std::string text;
+  if (tiles > info.grid) {
+    text += line("", std::string("which take ") + (p.packed ? "at most " : "") +
+                         count(tiles, "tile", "tiles") + " of queries in turn");
+  }
+  const bool safe = p.softmax == Softmax::safe || needs_full(p);
+  return text + line("", safe ? "softmax relative to the greatest score so far (safe)"
+                              : "softmax relative to the first greatest score; where that does not "
+                                "do, again, safe");
+}
+
+std::string why_not_hopper(const Problem& p, const PlanInfo& info) {
+  if (info.device.family == 80) return "the device's family is 80";
+  const char* lacks = hopper_lacks(p);
+  if (lacks == nullptr) lacks = info.num_splits > 1 ? "splits" : "tile that fits";
+  return std::string("those of Hopper have no ") + lacks;
+}
+
 std::string where_words(const Problem& p, const PlanInfo& info) {
   const bool cpu = info.backend == "cpu";
   std::string text = line("Where", info.device.name + ", kernel " + info.kernel);
@@ -146,10 +166,9 @@ std::string where_words(const Problem& p, const PlanInfo& info) {
     text +=
         line("", count(info.grid, "block", "blocks") + " of " + count(info.warps, "warp", "warps") +
                      " on " + count(info.device.units, "multiprocessor", "multiprocessors"));
+    if (info.backend == "sm90") text += hopper_words(p, info);
     if (info.device.compute_capability == 90 && info.backend == "sm80" && !row_kernels(p)) {
-      const char* lacks = hopper_lacks(p);
-      text += line("", std::string("kernels for every GPU since Ampere: those of Hopper have no ") +
-                           (lacks != nullptr ? lacks : "splits"));
+      text += line("", "kernels for every GPU since Ampere: " + why_not_hopper(p, info));
     }
   }
   if (info.num_splits > 1) {

@@ -12,7 +12,8 @@ namespace onchip::host {
 const char* hopper_lacks(const Problem& problem);
 
 /// A tile of `tile_q` rows holds 2^shift heads of each position: all of a group where sequences are
-/// shorter than a tile and the group's size is a power of two; else one.
+/// shorter than a tile and the group's size is a power of two; else one. Of packed sequences only
+/// the hint is asked: their number and sum would let a row's bits depend on its neighbours.
 std::int32_t hopper_pack_shift(const Problem& problem, std::int64_t tile_q);
 
 /// Tiles of one KV head, of one sequence when dense and over all at most when packed; and of all.

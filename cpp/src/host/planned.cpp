@@ -22,6 +22,7 @@ constexpr Field<std::int64_t> kExtents[] = {
     {"q", "D", &Problem::dim},
     {"q", "total_q", &Problem::total_q},
     {"q", "Sq or max_seqlen_q", &Problem::seqlen_q},
+    {"max_seqlen_q", "the hint", &Problem::hint_q},
     {"k", "heads_kv", &Problem::heads_kv},
     {"k", "page_size", &Problem::page_size},
     {"k", "the number of pages", &Problem::num_pages},
@@ -119,6 +120,8 @@ void check_planned(const Problem& planned, const Problem& now) {
   for (const auto& f : kNumbers) compare(f.argument, f.what, planned.*f.member, now.*f.member);
   compare<std::int64_t>("num_splits", "the number", planned.num_splits, now.num_splits);
   compare<std::int64_t>("deterministic", "the option", planned.deterministic, now.deterministic);
+  compare("softmax", "the option", static_cast<std::int64_t>(planned.softmax),
+          static_cast<std::int64_t>(now.softmax));
   if (!(planned.bias_shape == now.bias_shape)) {
     reject("bias", "its shape is not the one planned; make a new plan");
   }

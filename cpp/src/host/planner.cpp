@@ -59,7 +59,8 @@ void check_gpu(const Problem& p, const DeviceInfo& device) {
 const TileRow* hopper_tile(const Problem& p, const DeviceInfo& device) {
   const std::int32_t family =
       device.family != 0 ? device.family : newest_family(device.compute_capability);
-  return family == 90 && hopper_lacks(p) == nullptr ? find_tile("sm90", tile_query(p, device)) : nullptr;
+  return family == 90 && hopper_lacks(p) == nullptr ? find_tile("sm90", tile_query(p, device))
+                                                    : nullptr;
 }
 
 const TileRow& sm80_tile(const Problem& p, const DeviceInfo& device) {
@@ -79,7 +80,11 @@ std::string kernel_name(const TileRow& row, const Problem& p) {
   name.append("_d").append(std::to_string(row.dim));
   if (row.dim_v != row.dim) name.append("_").append(std::to_string(row.dim_v));
   name += row.suffix;
-  if (!row_kernels(p) && needs_full(p)) name += "_full";
+  if (!row_kernels(p) && needs_full(p)) {
+    name += "_full";
+  } else if (row.family == "sm90" && p.softmax == Softmax::safe) {
+    name += "_safe";
+  }
   return name;
 }
 
@@ -133,10 +138,10 @@ void choose_splits(const Problem& p, PlanInfo& info) {
 std::int64_t choose_grid(const Problem& p, const PlanInfo& info) {
   const bool forward = p.pass == Pass::forward;
   const std::int64_t blocks =
-      info.backend == "sm90" ? hopper_blocks(p, info.tile_q)
-                             : product({forward ? query_blocks(p, info.tile_q)
-                                                : key_blocks(p, info.tile_k),
-                                        info.num_splits});
+      info.backend == "sm90"
+          ? hopper_blocks(p, info.tile_q)
+          : product({forward ? query_blocks(p, info.tile_q) : key_blocks(p, info.tile_k),
+                     info.num_splits});
   if (blocks > kMaxGrid) {
     unsupported("q: the launch needs " + std::to_string(blocks) +
                 " blocks, a grid holds 2^31 - 1; split the batch");
@@ -203,14 +208,24 @@ Tiling tiling_of(const Problem& p, const PlanInfo& info) {
   Tiling tiling;
   tiling.tile_q = std::max<std::int64_t>(info.tile_q, 1);
   tiling.tile_k = std::max<std::int64_t>(info.tile_k, 1);
-  const bool packs = cpu ? p.packed || p.seqlen_q < info.tile_q
-                         : p.pass == Pass::forward && packs_heads(p, info.tile_q);
-  if (packs && p.heads_kv > 0) tiling.packed_heads = p.heads_q / p.heads_kv;
+  if (info.backend == "sm90") {
+    tiling.packed_heads = std::int64_t{1} << hopper_pack_shift(p, info.tile_q);
+  } else {
+    const bool packs = cpu ? p.packed || p.seqlen_q < info.tile_q
+                           : p.pass == Pass::forward && packs_heads(p, info.tile_q);
+    if (packs && p.heads_kv > 0) tiling.packed_heads = p.heads_q / p.heads_kv;
+  }
   tiling.num_splits = info.num_splits;
   tiling.keys_outer = !cpu;
   tiling.float32_accumulators = size_of(p.dtype) == 2;
   tiling.l2_bytes = static_cast<double>(info.device.l2_bytes);
   return tiling;
+}
+
+PlanInfo plan_without_hopper(Problem problem, DeviceInfo device) {
+  problem.num_splits = 1;  // as of every plan for Hopper
+  device.family = 80;
+  return make_plan(problem, device);
 }
 
 PlanInfo make_plan(const Problem& problem, const DeviceInfo& device) {

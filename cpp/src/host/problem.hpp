@@ -39,6 +39,7 @@ struct Problem {
   bool paged = false;   // block_table given
   std::int64_t batch = 0, heads_q = 0, heads_kv = 0, dim = 0, dim_v = 0;
   std::int64_t seqlen_q = 0;  // dense: Sq; packed: greatest length (hint, else the total)
+  std::int64_t hint_q = 0;    // packed: max_seqlen_q as given; 0: none
   std::int64_t seqlen_k = 0;  // dense: Sk; paged: max_pages * page_size; packed: as seqlen_q
   std::int64_t total_q = 0;   // rows of q: B * Sq, or Tq when packed
   std::int64_t total_k = 0;   // rows of k: B * Sk, Tk, or pages * page_size
@@ -49,6 +50,7 @@ struct Problem {
   double dropout_p = 0.0;
   bool deterministic = false;
   std::int32_t num_splits = 1;
+  Softmax softmax = Softmax::automatic;
   std::int64_t split_size = 0;
 
   bool has_cu_seqlens_k = false, has_seqused_q = false, has_seqused_k = false;

@@ -51,11 +51,16 @@ void read_options(const Options& o, Problem& p) {
   check_at_least("split_size", o.split_size, 0, "0 (by num_splits) or more");
   check_at_least("max_seqlen_q", o.max_seqlen_q, 0, "0 (unknown) or more");
   check_at_least("max_seqlen_k", o.max_seqlen_k, 0, "0 (unknown) or more");
+  if (o.softmax != Softmax::automatic && o.softmax != Softmax::safe) {
+    reject("softmax", "is " + std::to_string(static_cast<std::int32_t>(o.softmax)) +
+                          ", expected 0 (automatic) or 1 (safe)");
+  }
   p.window_left = o.window_left;
   p.window_right = o.causal ? 0 : o.window_right;
   p.deterministic = o.deterministic;
   p.num_splits = p.pass == Pass::forward ? o.num_splits : 1;
   p.split_size = p.pass == Pass::forward ? o.split_size : 0;
+  p.softmax = p.pass == Pass::forward ? o.softmax : Softmax::automatic;
 }
 
 void check_rows(const char* name, const TensorView& view, const Problem& p) {
@@ -145,7 +150,8 @@ void read_packed_lengths(const Attention& a, Problem& p) {
   }
   p.cu_seqlens_q = read_lengths("cu_seqlens_q", a.cu_seqlens_q, p.batch + 1, p, "(B + 1,)");
   p.total_q = a.q.shape[0];
-  p.seqlen_q = longest(a.options.max_seqlen_q, p.total_q);
+  p.hint_q = a.options.max_seqlen_q;
+  p.seqlen_q = longest(p.hint_q, p.total_q);
   if (p.paged) return;
   p.has_cu_seqlens_k = true;
   p.cu_seqlens_k = read_lengths("cu_seqlens_k", a.cu_seqlens_k, p.batch + 1, p, "(B + 1,)");

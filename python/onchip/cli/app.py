@@ -10,6 +10,7 @@ from onchip.cli.bench.command import bench
 from onchip.cli.demo import demo
 from onchip.cli.doctor import doctor
 from onchip.cli.plan import plan
+from onchip.cli.tune import tune
 
 app = typer.Typer(
     name="onchip",
@@ -36,3 +37,4 @@ def root(
 
 for command in (demo, plan, doctor, bench):
     app.command()(command)
+app.command(hidden=True)(tune)

@@ -38,6 +38,7 @@ def plan(
         str, typer.Option(help="LEFT,RIGHT keys around the diagonal, -1 for all.")
     ] = "-1,-1",
     softcap: Annotated[float, typer.Option(help="0 for none.")] = 0.0,
+    softmax: Annotated[str, typer.Option(help="auto, or safe: as onchip.attention's.")] = "auto",
     backward: Annotated[bool, typer.Option("--backward", help="The backward pass.")] = False,
     device: Annotated[str, typer.Option(help="cpu, or a GPU you need not have.")] = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -58,6 +59,7 @@ def plan(
             causal=causal,
             window=_window(window),
             softcap=softcap,
+            softmax=softmax,
             backward=backward,
             device=device,
         )
