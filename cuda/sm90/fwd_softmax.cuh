@@ -47,9 +47,8 @@ __device__ __forceinline__ void mask_scores(const ForwardParams& params, const T
     lo[r] = tile.key_first(position) - column;
     hi[r] = tile.key_end(position) - column;
   }
-  for_each_score<T>(s, [&](float& x, int r, int at) {
-    x = at >= lo[r] && at < hi[r] ? x : -kInfinity;
-  });
+  for_each_score<T>(
+      s, [&](float& x, int r, int at) { x = at >= lo[r] && at < hi[r] ? x : -kInfinity; });
 }
 
 /// Softcap and ALiBi; scores leave in base 2.
@@ -64,12 +63,13 @@ __device__ __forceinline__ void apply_options(const ForwardParams& params, const
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const RowPlace place(params, tile, row + 8 * r);
-    diagonal[r] = static_cast<float>(place.position + tile.k_len - tile.q_len - j0 -
-                                     2 * (lane_id() % 4));
+    diagonal[r] =
+        static_cast<float>(place.position + tile.k_len - tile.q_len - j0 - 2 * (lane_id() % 4));
     if (p.has_alibi && place.counts) {
-      slope[r] = kLog2e *
-                 static_cast<const float*>(params.common.operands.alibi_slopes)[
-                     tile.batch * p.alibi_batch + place.head * p.alibi_head];
+      slope[r] =
+          kLog2e * static_cast<const float*>(
+                       params.common.operands
+                           .alibi_slopes)[tile.batch * p.alibi_batch + place.head * p.alibi_head];
     }
   }
   for_each_score<T>(s, [&](float& x, int r, int at) {
@@ -96,7 +96,9 @@ __device__ __forceinline__ float to_weights(float c, float base, int r, float (&
 }
 
 /// A row that has seen nothing keeps m = -inf; -inf - (-inf) must not become NaN.
-__device__ __forceinline__ float shift_of(float m, float c) { return m == -kInfinity ? 0.0F : m * c; }
+__device__ __forceinline__ float shift_of(float m, float c) {
+  return m == -kInfinity ? 0.0F : m * c;
+}
 
 /// Takes a block of scores into (m, l) and turns them into weights exp2(c (s - m)); `alpha` is what
 /// earlier sums are to be multiplied by.
@@ -136,8 +138,8 @@ __device__ __forceinline__ void as_operands(const float (&s)[T::kBc / 2],
   }
 }
 
-/// Adds up the weights as the second product sees them: a later key far ahead of m has a weight that
-/// is not exactly 1, and its rounding must cancel.
+/// Adds up the weights as the second product sees them: a later key far ahead of m has a weight
+/// that is not exactly 1, and its rounding must cancel.
 template <class T>
 __device__ __forceinline__ void add_rounded(const Fragment (&p)[T::kBc / 16], State<T>& state) {
 #pragma unroll

@@ -42,23 +42,20 @@ __device__ __forceinline__ void store_tile(const ForwardParams& params, const Ti
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const RowPlace place(params, tile, row + 8 * r);
-    float l = quad_sum(state.l[r]);
-    float m = shift_of(state.m[r], c);
+    const float l = quad_sum(state.l[r]);
     const bool sees_nothing = l == 0.0F || !place.counts;
-    float weights = T::kOptimistic ? quad_sum(state.rounded[r]) : l;  // what o is divided by
+    float factor = 1.0F / (T::kOptimistic ? quad_sum(state.rounded[r]) : l);
+    float lse = shift_of(state.m[r], c) + log2f(l);  // in base 2
     if (p.has_sinks && !sees_nothing) {
       const float sink =
           kLog2e * static_cast<const float*>(common.operands.sinks)[place.head * p.sinks];
-      const float top = fmaxf(m, sink);
-      const float alpha = exp2_fast(m - top);
-      const float more = exp2_fast(sink - top);
-      l = fmaf(l, alpha, more);
-      // o is relative to the old maximum: (weights alpha + more) / alpha.
-      weights = alpha == 0.0F ? kInfinity : weights + more / alpha;
-      m = top;
+      const float top = fmaxf(lse, sink);
+      const float keys = exp2_fast(lse - top);
+      const float sum = keys + exp2_fast(sink - top);
+      factor *= keys / sum;
+      lse = top + log2f(sum);
     }
-    const float factor = sees_nothing ? 0.0F : 1.0F / weights;
-    store_lse(params, tile, place, sees_nothing ? -kInfinity : kLn2 * (m + log2f(l)));
+    store_lse(params, tile, place, sees_nothing ? -kInfinity : kLn2 * lse);
     auto* to = static_cast<Element*>(common.operands.out) + place.offset(p.out, tile);
 #pragma unroll
     for (int group = 0; group < T::kDimV / 32; ++group) {
@@ -84,8 +81,8 @@ __device__ __forceinline__ void store_nothing(const ForwardParams& params, const
   for (int row = lane_id() / 4; row < T::kBr; row += 8) {
     const RowPlace place(params, tile, row);
     store_lse(params, tile, place, -kInfinity);
-    auto* to = static_cast<typename T::Element*>(params.common.operands.out) +
-               place.offset(p.out, tile);
+    auto* to =
+        static_cast<typename T::Element*>(params.common.operands.out) + place.offset(p.out, tile);
 #pragma unroll 1
     for (int column = 8 * (lane_id() % 4); place.stored && column < p.dim_v; column += 32)
       *reinterpret_cast<uint4*>(to + column) = make_uint4(0, 0, 0, 0);

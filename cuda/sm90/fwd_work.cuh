@@ -12,8 +12,8 @@
 
 namespace onchip::cuda::sm90 {
 
-/// Row r of a tile is position first + (r >> shift) of head `head` + r % 2^shift. The row at position
-/// i sees keys [max(0, i + from), min(k_len, i + to)), which is host::key_bounds.
+/// Row r of a tile is position first + (r >> shift) of head `head` + r % 2^shift. The row at
+/// position i sees keys [max(0, i + from), min(k_len, i + to)), which is host::key_bounds.
 struct Tile {
   int batch, head, kv_head;
   int q_start, q_len, k_start, k_len;
