@@ -74,7 +74,7 @@ def rows(found: list[dict[str, Any]]) -> list[str]:
         for best, first, gains in runs:
             mean = statistics.geometric_mean(gain for _, gain in gains)
             last = gains[-1][0]
-            text.append(f"{row(best)}  // s {first} to {last}: {mean:.3f} of what is planned")
+            text.append(f"{row(best)}  // s {first} to {last}: {mean:.3f}x what is planned")
     return text
 
 
