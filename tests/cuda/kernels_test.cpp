@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <string>
+#include <string_view>
 
 #include "common/kernel.hpp"
 #include "host/plan_impl.hpp"
@@ -13,21 +14,26 @@ namespace onchip {
 namespace {
 
 TEST(Kernels, AreThoseOfThePlannersTable) {
+  const auto all = cuda::kernels();
+  const bool has_hopper = std::any_of(all.begin(), all.end(), [](const cuda::Kernel& kernel) {
+    return std::string_view(kernel.name).starts_with("sm90_");
+  });
   for (const host::TileRow& row : host::kTiles) {
     const bool single = row.element_bytes == 4;
     const bool hopper = row.family == "sm90";
+    if (hopper && !has_hopper) continue;  // a build for other architectures
     for (const char* dtype : {"float16", "bfloat16", "float32"}) {
       if ((std::string(dtype) == "float32") != single) continue;
       for (const char* full : {"", "_full"}) {
         if (single && *full != 0) continue;
-        const std::string name =
-            std::string(row.family) + (row.pass == Pass::forward ? "_fwd_" : "_bwd_") + dtype +
-            "_d" + std::to_string(row.dim) +
-            (row.dim == row.dim_v ? "" : "_" + std::to_string(row.dim_v)) +
-            std::string(row.suffix) + full;
+        const std::string name = std::string(row.family) +
+                                 (row.pass == Pass::forward ? "_fwd_" : "_bwd_") + dtype + "_d" +
+                                 std::to_string(row.dim) +
+                                 (row.dim == row.dim_v ? "" : "_" + std::to_string(row.dim_v)) +
+                                 std::string(row.suffix) + full;
         int found = 0;
         int shared = 0;
-        for (const cuda::Kernel& kernel : cuda::kernels()) {
+        for (const cuda::Kernel& kernel : all) {
           if (kernel.name != name) continue;
           ++found;
           shared = std::max(shared, kernel.shared_bytes);
