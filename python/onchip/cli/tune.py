@@ -97,7 +97,7 @@ def tune(
     if done.returncode != 0:
         raise typer.Exit(done.returncode)
     found = cells(done.stdout.splitlines())
-    document = {
+    document: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "commit": environment.commit(root),
         "device": device.name,
