@@ -20,7 +20,7 @@ import oracle
 from casefile import Case
 from comparison import expect_right
 from kinds import GPU_KINDS, GPU_SAMPLE, Kind, need_gpu
-from on_gpu import attend, expect_near, normal, reference, torch
+from on_gpu import attend, expect_near, normal, reference, strides_change_no_bit, torch
 from poison import poisoned_allocations
 from problems import HypothesisChoices, RandomChoices, awkward_on_device, eighths, random_case
 
@@ -88,8 +88,11 @@ def test_agrees_with_the_reference(name: str, data: st.DataObject) -> None:
     got = library.results(case, with_awkward_strides(kind, rng))
     expect_right(case, got, kind.dtype)
     again = library.results(case, kind)
-    for key, value in got.items():
-        np.testing.assert_array_equal(again[key], value, err_msg=f"{key} depends on strides")
+    if kind.dtype == "float32" or strides_change_no_bit():
+        for key, value in got.items():
+            np.testing.assert_array_equal(again[key], value, err_msg=f"{key} depends on strides")
+    else:
+        expect_right(case, again, kind.dtype)
 
 
 @pytest.mark.parametrize("dim", [64, 72, 128, 192, 256])
@@ -290,8 +293,15 @@ def test_100000_packed_sequences() -> None:
 
 def test_unaligned_rows() -> None:
     x = normal(2, 70, 3, 8 * 9 + 1)[..., 1:]
-    dense = attend(*(x.contiguous() for _ in range(4)), deterministic=True)
-    for got, expected in zip(attend(x, x, x, x, deterministic=True), dense, strict=True):
+    dense = x.contiguous()
+    out, lse = onchip.attention(x, x, x, return_lse=True)
+    if strides_change_no_bit():
+        assert torch().equal(out, onchip.attention(dense, dense, dense))
+    expect_near(out, reference(x, x, x))
+    unaligned, aligned = (
+        onchip.attention_backward(y, y, y, y, out, lse, deterministic=True) for y in (x, dense)
+    )
+    for got, expected in zip(unaligned, aligned, strict=True):
         assert torch().equal(got, expected)
 
 
