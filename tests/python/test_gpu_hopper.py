@@ -311,8 +311,9 @@ def test_a_row_does_not_depend_on_its_neighbours_in_the_batch(rows: int) -> None
 @pytest.mark.parametrize("dim", [64, 128, 256])
 @pytest.mark.parametrize("group", [1, 3, 4])
 @pytest.mark.parametrize("neighbours", [[3] * 40, [900], [0, 64, 129]])
+@pytest.mark.parametrize("longest", [None, 3, 900])
 def test_a_row_does_not_depend_on_how_it_is_packed(
-    neighbours: list[int], group: int, dim: int
+    longest: int | None, neighbours: list[int], group: int, dim: int
 ) -> None:
     """Short and long neighbours must not change how a sequence is cut into tiles."""
     length = 500
@@ -326,8 +327,8 @@ def test_a_row_does_not_depend_on_how_it_is_packed(
         for seed, x in enumerate((q, k, v)):
             rest = normal(ends[-1] - length, *x.shape[1:], seed=7 + seed)
             filled.append(torch().cat([rest[: ends[0]], x, rest[ends[0] :]]))
-        given = {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "causal": True}
-        out, lse = onchip.attention_varlen(*filled, **given, return_lse=True)
+        given = {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "max_seqlen_q": longest}
+        out, lse = onchip.attention_varlen(*filled, **given, causal=True, return_lse=True)
         part = slice(ends[0], ends[0] + length)
         return [out[part], lse[:, part]]
 
