@@ -194,18 +194,14 @@ double difference(const std::vector<float>& got, const std::vector<float>& expec
 }
 
 void print(const Cell& cell, const Contender& x, const onchip::Plan& chosen) {
-  const auto panels = [](std::int64_t dim) { return (dim + 63) / 64 * 128; };
-  const std::int64_t q = panels(cell.dims.q) * x.kernel->tile_q;
-  const std::int64_t kv = (panels(cell.dims.q) + panels(cell.dims.v)) * x.kernel->tile_k;
   std::printf(
       "{\"dim\": %lld, \"dim_v\": %lld, \"causal\": %s, \"seqlen\": %lld, \"kernel\": \"%s\", "
-      "\"planned\": %s, \"tile_q\": %d, \"tile_k\": %d, \"stages\": %lld, \"warps\": %d, "
+      "\"planned\": %s, \"tile_q\": %d, \"tile_k\": %d, \"stages\": %d, \"warps\": %d, "
       "\"error\": %g, \"seconds\": [",
       static_cast<long long>(cell.dims.q), static_cast<long long>(cell.dims.v),
       cell.causal ? "true" : "false", static_cast<long long>(cell.length), x.kernel->name,
       chosen.info().kernel == x.kernel->name ? "true" : "false", x.kernel->tile_q, x.kernel->tile_k,
-      static_cast<long long>((x.kernel->shared_bytes - 1024 - q) / kv), x.kernel->threads / 32,
-      x.error);
+      x.kernel->stages, x.kernel->threads / 32, x.error);
   for (std::size_t n = 0; n < x.samples.size(); ++n)
     std::printf("%s%.7g", n == 0 ? "" : ", ", x.samples[n]);
   std::printf("]}\n");
