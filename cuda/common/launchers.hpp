@@ -12,9 +12,10 @@ namespace onchip::cuda {
 
 /// How a sequence is cut into tiles of one KV head.
 struct TileCut {
-  int rows = 0;         // of a tile
-  bool keys = false;    // keys, not queries
-  int heads_apart = 0;  // heads whose tiles are apart whatever the length; 0: as common/work.cuh does
+  int rows = 0;       // of a tile
+  bool keys = false;  // keys, not queries
+  int heads_apart =
+      0;  // heads whose tiles are apart whatever the length; 0: as common/work.cuh does
 };
 
 /// first_tile[b] = tiles of one KV head before sequence b.

@@ -27,8 +27,9 @@ EncodeTiled encode_tiled() {
     ONCHIP_CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000,
                                                        cudaEnableDefault, &result));
     if (result != cudaDriverEntryPointSuccess || found == nullptr) {
-      throw Error(ErrorCode::device,
-                  "cuTensorMapEncodeTiled: this driver has none, expected one for CUDA 12 or later");
+      throw Error(
+          ErrorCode::device,
+          "cuTensorMapEncodeTiled: this driver has none, expected one for CUDA 12 or later");
     }
     return reinterpret_cast<EncodeTiled>(found);
   }();
@@ -42,7 +43,8 @@ struct Axis {
 
 /// The first axis is D, whose stride is 1.
 template <std::size_t kRank>
-CUtensorMap make_map(const host::Problem& p, const void* data, const std::array<Axis, kRank>& axes) {
+CUtensorMap make_map(const host::Problem& p, const void* data,
+                     const std::array<Axis, kRank>& axes) {
   std::array<cuuint64_t, kRank> extents;
   std::array<cuuint64_t, kRank - 1> strides;
   std::array<cuuint32_t, kRank> box;
@@ -57,13 +59,13 @@ CUtensorMap make_map(const host::Problem& p, const void* data, const std::array<
       strides[n - 1] = static_cast<cuuint64_t>(axes[n].extent > 1 ? axes[n].stride * bytes : 16);
   }
   CUtensorMap map;
-  const CUresult status = encode_tiled()(
-      &map,
-      p.dtype == DType::bfloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-      kRank, const_cast<void*>(data), extents.data(), strides.data(), box.data(), steps.data(),
-      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult status =
+      encode_tiled()(&map,
+                     p.dtype == DType::bfloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+                     kRank, const_cast<void*>(data), extents.data(), strides.data(), box.data(),
+                     steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                     CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) {
     throw Error(ErrorCode::device, "cuTensorMapEncodeTiled: error " + std::to_string(status));
   }

@@ -91,7 +91,7 @@ host::KernelParams make_params(const detail::PlanImpl& plan, const host::Operand
   params.operands = operands;
   const bool hopper = info.backend == "sm90";
   params.blocks = hopper ? host::hopper_blocks(p, info.tile_q) : info.grid;
-  params.schedule(hopper                      ? host::hopper_tiles(p, info.tile_q)
+  params.schedule(hopper                    ? host::hopper_tiles(p, info.tile_q)
                   : p.pass == Pass::forward ? host::query_tiles(p, info.tile_q)
                                             : host::key_tiles(p, info.tile_k),
                   heads_in_section(p));

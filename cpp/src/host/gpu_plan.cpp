@@ -48,8 +48,7 @@ bool dq_is_dense(const Problem& p) {
 
 }  // namespace
 
-GpuWorkspace gpu_workspace(const Problem& p, std::int64_t num_splits,
-                           std::int64_t hopper_blocks) {
+GpuWorkspace gpu_workspace(const Problem& p, std::int64_t num_splits, std::int64_t hopper_blocks) {
   Layout layout;
   GpuWorkspace w;
   if (p.packed) w.first_tile = layout.take({p.batch + 1, 8});
