@@ -41,20 +41,29 @@ struct Forward {
   static constexpr int kQBytes = kPanels * kBr * 128;
   static constexpr int kKBytes = kPanels * kBc * 128;
   static constexpr int kVBytes = kPanelsV * kBc * 128;
-  static constexpr int kSharedBytes = 1024 + kQBytes + kStages * (kKBytes + kVBytes);
+  static constexpr int kStageBytes = kStages * (kKBytes + kVBytes);
+  static constexpr int kMostBytes = 226 * 1024;  // of a block's 227 KiB, some are for barriers
+  // Two buffers for Q where it stays in shared memory and there is room: the next one arrives
+  // early.
+  static constexpr int kQStages =
+      !kQRegisters && 1024 + 2 * kQBytes + kStageBytes <= kMostBytes ? 2 : 1;
+  static constexpr int kSharedBytes = 1024 + kQStages * kQBytes + kStageBytes;
+  static_assert(kSharedBytes <= kMostBytes);
 };
 
 /// Barriers of a block: `full` ones count bytes, `empty` ones warps that are done reading.
 template <class T>
 struct Barriers {
-  std::uint64_t q_full, q_empty, tile_full[2], tile_empty[2];
+  std::uint64_t q_full[T::kQStages], q_empty[T::kQStages], tile_full[2], tile_empty[2];
   std::uint64_t k_full[T::kStages], k_empty[T::kStages], v_full[T::kStages], v_empty[T::kStages];
   Work work[2];
 
   __device__ __forceinline__ void init() {
     constexpr int kWarps = 4 * T::kGroups;  // that compute
-    barrier_init(shared_address(&q_full), 1);
-    barrier_init(shared_address(&q_empty), kWarps);
+    for (int i = 0; i < T::kQStages; ++i) {
+      barrier_init(shared_address(&q_full[i]), 1);
+      barrier_init(shared_address(&q_empty[i]), kWarps);
+    }
     for (int i = 0; i < 2; ++i) {
       barrier_init(shared_address(&tile_full[i]), 1);
       barrier_init(shared_address(&tile_empty[i]), kWarps + 1);
@@ -161,7 +170,7 @@ __device__ __forceinline__ void copy_tiles(const ForwardParams& params, Barriers
                                            const Tiles& shared) {
   const host::Problem& p = params.common.problem;
   Ring<2> tiles;
-  Ring<1> queries;
+  Ring<T::kQStages> queries;
   Ring<T::kStages> keys;
   Ring<T::kStages> values;
   const auto load_keys = [&](const CUtensorMap& map, std::uint32_t to, std::uint32_t full,
@@ -186,13 +195,14 @@ __device__ __forceinline__ void copy_tiles(const ForwardParams& params, Barriers
     values.step();
   };
   const auto load_q = [&](const Tile& tile) {
-    queries.wait_empty(&barriers.q_empty);
-    const std::uint32_t full = shared_address(&barriers.q_full);
+    queries.wait_empty(barriers.q_empty);
+    const std::uint32_t to = shared.q + queries.at * T::kQBytes;
+    const std::uint32_t full = shared_address(barriers.q_full + queries.at);
     barrier_expect(full, T::kQBytes);
     const int head = tile.head - tile.kv_head * static_cast<int>(params.common.divisors.group.by);
 #pragma unroll
     for (int panel = 0; panel < T::kPanels; ++panel) {
-      tma_load(shared.q + panel * (T::kBr * 128), params.q, full, panel * 64, head,
+      tma_load(to + panel * (T::kBr * 128), params.q, full, panel * 64, head,
                tile.q_start + tile.first, tile.kv_head, p.packed ? 0 : tile.batch);
     }
     queries.step();
@@ -300,9 +310,9 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
   const int group = group_id();
   const Turns<T> turns{group};
   const int row = group * 64 + static_cast<int>(threadIdx.x) / 32 % 4 * 16 + lane_id() / 4;
-  const std::uint32_t q = shared.q + group * (64 * 128);
+  std::uint32_t q;  // this warpgroup's rows
   Ring<2> tiles;
-  Ring<1> queries;
+  Ring<T::kQStages> queries;
   Ring<T::kStages> keys;
   Ring<T::kStages> values;
   const auto key_tile = [&] { return shared.k + keys.at * T::kKBytes; };
@@ -318,11 +328,12 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
   QueryOperands<T> operands;
   // Past the last tile Q and its product are of no use, but a branch around them is not allowed.
   const auto take_queries = [&](bool more) {
-    if (more) queries.wait_full(&barriers.q_full);
+    if (more) queries.wait_full(barriers.q_full);
+    q = shared.q + queries.at * T::kQBytes + group * (64 * 128);
     queries.step();
     if constexpr (T::kQRegisters) {
       operands.load(q);
-      warp_arrive(barriers.q_empty);
+      warp_arrive(barriers.q_empty[0]);
     }
   };
   tiles.wait_full(barriers.tile_full);
@@ -391,7 +402,7 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
       as_operands<T>(s, weights);
       if (T::kOptimistic) add_rounded<T>(weights, state);
     }
-    if (!T::kQRegisters) warp_arrive(barriers.q_empty);
+    if (!T::kQRegisters) warp_arrive(barriers.q_empty[queries.at ^ (T::kQStages - 1)]);
     std::uint64_t& tile_empty = barriers.tile_empty[tiles.at];
     tiles.step();
     tiles.wait_full(barriers.tile_full);
@@ -425,7 +436,7 @@ __global__ __launch_bounds__(T::kThreads,
   if (params.again != 0 && params.ledger->lost == 0) return;
   Tiles shared;
   shared.q = (shared_address(dynamic) + 1023U) & ~1023U;
-  shared.k = shared.q + T::kQBytes;
+  shared.k = shared.q + T::kQStages * T::kQBytes;
   shared.v = shared.k + T::kStages * T::kKBytes;
   if (threadIdx.x == 0) barriers.init();
   __syncthreads();
