@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <string>
-#include <string_view>
 
 #include "host/checked.hpp"
 #include "host/cpu_plan.hpp"
@@ -30,10 +29,6 @@ TileQuery tile_query(const Problem& p, const DeviceInfo& device) {
   return {p.pass, size_of(p.dtype), p.dim, p.dim_v, mask_class(p), device.on_chip_bytes};
 }
 
-bool is_persistent(const Problem& p, const PlanInfo& info) {
-  return info.backend == "sm90" && p.pass == Pass::forward && info.num_splits == 1;
-}
-
 void check_gpu(const Problem& p, const DeviceInfo& device) {
   if (device.compute_capability < 80) {
     unsupported("device: " + device.name + " has compute capability " +
@@ -45,7 +40,7 @@ void check_gpu(const Problem& p, const DeviceInfo& device) {
         "q: float64 has no GPU kernel (float32, float16, bfloat16 have); the cpu backend "
         "computes it");
   }
-  if (device.family != 0 && device.family != 80 && device.family != 90) {
+  if (device.family != 0 && device.family != kSm80 && device.family != kSm90) {
     throw Error(ErrorCode::invalid_argument,
                 "device: family is " + std::to_string(device.family) + ", expected 0, 80 or 90");
   }
@@ -58,12 +53,19 @@ void check_gpu(const Problem& p, const DeviceInfo& device) {
   check_dim("v", p.dim_v);
 }
 
+/// Whether blocks stay and take tile after tile.
+bool is_persistent(const TileRow& row, std::int64_t num_splits) {
+  return row.family == kSm90 && row.pass == Pass::forward && num_splits == 1;
+}
+
+std::string family_name(const TileRow& row) { return "sm" + std::to_string(row.family); }
+
 const TileRow& choose_tile(const Problem& p, const DeviceInfo& device) {
   const TileQuery query = tile_query(p, device);
   const std::int32_t family =
       device.family != 0 ? device.family : newest_family(device.compute_capability);
-  const TileRow* row = family == 90 ? find_tile("sm90", query) : nullptr;
-  if (row == nullptr) row = find_tile("sm80", query);
+  const TileRow* row = family == kSm90 ? find_tile(kSm90, query) : nullptr;
+  if (row == nullptr) row = find_tile(kSm80, query);
   if (row == nullptr) {
     unsupported("device: no tile fits the " + std::to_string(device.on_chip_bytes) +
                 " bytes of shared memory of " + device.name + "; the cpu backend computes it");
@@ -72,14 +74,14 @@ const TileRow& choose_tile(const Problem& p, const DeviceInfo& device) {
 }
 
 std::string kernel_name(const TileRow& row, const Problem& p) {
-  std::string name(row.family);
+  std::string name = family_name(row);
   name += row.pass == Pass::forward ? "_fwd_" : "_bwd_";
   name += name_of(p.dtype);
   // Piece by piece: GCC 12 warns falsely (-Wrestrict) about "text" + std::to_string().
   name.append("_d").append(std::to_string(row.dim));
   if (row.dim_v != row.dim) name.append("_").append(std::to_string(row.dim_v));
   name += row.suffix;
-  if (row.family == "sm80" && !row_kernels(p) && needs_full(p)) name += "_full";
+  if (row.family == kSm80 && !row_kernels(p) && needs_full(p)) name += "_full";
   return name;
 }
 
@@ -130,7 +132,7 @@ void choose_splits(const Problem& p, PlanInfo& info) {
   info.num_splits = ceil_div(p.seqlen_k, info.split_size);
 }
 
-std::int64_t choose_grid(const Problem& p, const PlanInfo& info) {
+std::int64_t choose_grid(const Problem& p, const TileRow& row, const PlanInfo& info) {
   const bool forward = p.pass == Pass::forward;
   const std::int64_t blocks = product(
       {forward ? query_blocks(p, info.tile_q) : key_blocks(p, info.tile_k), info.num_splits});
@@ -138,14 +140,14 @@ std::int64_t choose_grid(const Problem& p, const PlanInfo& info) {
     unsupported("q: the launch needs " + std::to_string(blocks) +
                 " blocks, a grid holds 2^31 - 1; split the batch");
   }
-  // Forward blocks of sm90 stay and take tile after tile, except split ones.
-  return is_persistent(p, info) ? std::min<std::int64_t>(blocks, info.device.units) : blocks;
+  return is_persistent(row, info.num_splits) ? std::min<std::int64_t>(blocks, info.device.units)
+                                             : blocks;
 }
 
 void plan_gpu(const Problem& p, PlanInfo& info) {
   check_gpu(p, info.device);
   const TileRow& row = choose_tile(p, info.device);
-  info.backend = row.family;
+  info.backend = family_name(row);
   info.kernel = kernel_name(row, p);
   info.tile_q = row.tile_q;
   info.tile_k = row.tile_k;
@@ -154,7 +156,7 @@ void plan_gpu(const Problem& p, PlanInfo& info) {
   info.on_chip_bytes = on_chip_bytes(row);
   choose_splits(p, info);
   info.workspace_bytes = static_cast<std::size_t>(gpu_workspace(p, info.num_splits).bytes);
-  info.grid = choose_grid(p, info);
+  info.grid = choose_grid(p, row, info);
 }
 
 void plan_on_cpu(const Problem& p, PlanInfo& info) {
@@ -175,12 +177,14 @@ void plan_on_cpu(const Problem& p, PlanInfo& info) {
 }  // namespace
 
 const TileRow* tile_of(const Problem& problem, const PlanInfo& info) {
-  return find_tile(info.backend, tile_query(problem, info.device));
+  return info.device.type == DeviceType::cpu ? nullptr : &choose_tile(problem, info.device);
 }
 
 bool counts_units(const Problem& p, const PlanInfo& info) {
+  const TileRow* row = tile_of(p, info);
   const bool chose_splits = p.num_splits == 0 && p.split_size == 0 && p.window_left < 0;
-  return is_persistent(p, info) || (p.pass == Pass::forward && chose_splits);
+  return row != nullptr &&
+         (is_persistent(*row, info.num_splits) || (p.pass == Pass::forward && chose_splits));
 }
 
 bool packs_heads(const Problem& p, std::int64_t tile_q) {
