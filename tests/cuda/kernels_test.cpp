@@ -14,7 +14,7 @@ namespace {
 
 TEST(Kernels, AreThoseOfThePlannersTable) {
   for (const host::TileRow& row : host::kTiles) {
-    if (row.family != "sm80") continue;
+    if (row.family != host::kSm80) continue;
     const bool single = row.element_bytes == 4;
     for (const char* dtype : {"float16", "bfloat16", "float32"}) {
       if ((std::string(dtype) == "float32") != single) continue;
@@ -37,6 +37,19 @@ TEST(Kernels, AreThoseOfThePlannersTable) {
         EXPECT_GE(found, 1) << name;
         EXPECT_EQ(shared, host::on_chip_bytes(row)) << name;
       }
+    }
+  }
+}
+
+TEST(Kernels, ThoseBesideTheMainOneAreThere) {
+  for (const std::string what : {"sm80_dq_", "sm80_dbias_"}) {
+    for (const char* size : {"float16_d64", "float16_d128", "float16_d256", "bfloat16_d64",
+                             "bfloat16_d128", "bfloat16_d256", "float32_d256"}) {
+      const auto all = cuda::kernels();
+      EXPECT_EQ(std::count_if(all.begin(), all.end(),
+                              [&](const cuda::Kernel& k) { return k.name == what + size; }),
+                1)
+          << what << size;
     }
   }
 }
