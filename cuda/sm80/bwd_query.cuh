@@ -102,7 +102,7 @@ __device__ __forceinline__ void score_gradient(const host::KernelParams& params,
         const int j = column + 8 * n + e;
         float& gradient = ds.s[r / 2][n][at];
         float& factor = slope.s[r / 2][n][at];
-        const float s = option_score(params, work, row, j, scale, weights.s[r / 2][n][at], factor);
+        const float s = option_score(params, row, j, scale, weights.s[r / 2][n][at], factor);
         const std::uint32_t draw = e == 0 ? word & 0xffffU : word >> 16;
         const float dp = draw < params.dropout_threshold ? 0.0F : gradient * params.kept_scale;
         const bool visible = j >= lo && j < hi && rows.lse2[r] != kInfinity;

@@ -58,7 +58,7 @@ __device__ __forceinline__ void apply_options(const host::KernelParams& params,
       for (int e = 0; e < 2; ++e) {
         float& s = scores.s[r / 2][n][r % 2 * 2 + e];
         float slope;
-        s = option_score(params, work, row, column + 8 * n + e, scale, s, slope);
+        s = option_score(params, row, column + 8 * n + e, scale, s, slope);
       }
     }
   }

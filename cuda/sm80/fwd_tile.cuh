@@ -30,8 +30,9 @@ struct Forward {
   static_assert(kRowTiles >= 1 && kBr % (kWarps * 16) == 0 && kBc % 16 == 0);
 };
 
-/// Running softmax of a thread's rows. m is the maximum of the scores as the product gives them; l
-/// is this thread's share of the sum, added up over the quad at the end.
+/// Running softmax of a thread's rows. m is what weights are taken against, in the unit of the
+/// product: a score that is the greatest, or up to kSlack less. l is this thread's share of the sum,
+/// added up over the quad at the end.
 template <class T>
 struct State {
   float o[T::kRowTiles][T::kDim / 8][4];
