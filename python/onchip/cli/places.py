@@ -107,11 +107,11 @@ class TorchPlace:
         return call(), self._meter.peak_bytes(call)
 
     def unfused(self, dout: Array, q: Array, k: Array, v: Array) -> Cost | None:
-        inputs = tuple(self.put(x).requires_grad_() for x in (q, k, v))
+        tq, tk, tv = inputs = [self.put(x).requires_grad_() for x in (q, k, v)]
         gradient = self.put(dout)
 
         def forward() -> Any:
-            return self._unfused(*inputs, True)
+            return self._unfused(tq, tk, tv, causal=True)
 
         def backward(out: Any) -> Any:
             return self._torch.autograd.grad(out, inputs, gradient, retain_graph=True)
