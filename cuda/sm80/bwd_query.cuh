@@ -130,8 +130,10 @@ __global__ __launch_bounds__(T::kThreads, T::kBlocksPerSm) void dq_kernel(
 #pragma unroll
     for (auto& o : tile) o[0] = o[1] = o[2] = o[3] = 0.0F;
   }
-  load_queries<T>(params, work, tiles);
-  for (int j0 = keys.lo / T::kBc * T::kBc; j0 < keys.hi; j0 += T::kBc) {
+  const int begin = keys.lo / T::kBc * T::kBc;
+  // A tile that sees no key loads nothing: no wait would stand between the copies and dQ there.
+  if (begin < keys.hi) load_queries<T>(params, work, tiles);
+  for (int j0 = begin; j0 < keys.hi; j0 += T::kBc) {
     __syncthreads();
     load_keys<T>(params, work, j0, tiles);
     copy_wait<0>();
@@ -150,7 +152,6 @@ __global__ __launch_bounds__(T::kThreads, T::kBlocksPerSm) void dq_kernel(
     }
     multiply_pv<T>(ds, value_place<T>(tiles.k), state);
   }
-  copy_wait<0>();
   store_rows<T>(params, work, shared, state.o, p.dq, params.operands.dq, static_cast<int>(p.dim));
 }
 
