@@ -9,6 +9,7 @@
 #include "host/kernel_params.hpp"
 #include "prims/convert.cuh"
 #include "prims/math.cuh"
+#include "prims/mma.cuh"
 
 namespace onchip::cuda {
 

@@ -9,6 +9,8 @@
 #include <cstdint>
 
 #include "common/work.cuh"
+#include "host/kernel_params.hpp"
+#include "host/sequence.hpp"
 #include "prims/math.cuh"
 #include "prims/philox.cuh"
 

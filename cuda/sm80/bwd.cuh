@@ -6,9 +6,16 @@
 
 #include <cstdint>
 
+#include "common/dq_sum.cuh"
 #include "common/key_work.cuh"
+#include "common/work.cuh"
 #include "host/kernel_params.hpp"
+#include "host/sequence.hpp"
+#include "prims/cp_async.cuh"
+#include "prims/math.cuh"
 #include "prims/mbarrier.cuh"
+#include "prims/mma.cuh"
+#include "prims/tile.cuh"
 #include "sm80/bwd_score.cuh"
 #include "sm80/bwd_tile.cuh"
 

@@ -7,6 +7,12 @@
 #include <cstdint>
 
 #include "common/key_work.cuh"
+#include "common/options.cuh"
+#include "common/work.cuh"
+#include "host/kernel_params.hpp"
+#include "host/sequence.hpp"
+#include "prims/cp_async.cuh"
+#include "prims/math.cuh"
 #include "sm80/fwd.cuh"
 
 namespace onchip::cuda::sm80 {

@@ -14,6 +14,7 @@
 
 #include "common/dq_sum.cuh"
 #include "prims/math.cuh"
+#include "prims/mma.cuh"
 #include "prims/tile.cuh"
 
 namespace onchip::cuda::sm80 {

@@ -8,7 +8,9 @@
 
 #include "common/options.cuh"
 #include "common/row_work.cuh"
+#include "common/work.cuh"
 #include "host/kernel_params.hpp"
+#include "host/sequence.hpp"
 #include "prims/math.cuh"
 
 namespace onchip::cuda::sm80 {

@@ -10,7 +10,10 @@
 #include "common/options.cuh"
 #include "common/work.cuh"
 #include "host/kernel_params.hpp"
+#include "host/sequence.hpp"
+#include "prims/cp_async.cuh"
 #include "prims/math.cuh"
+#include "prims/mma.cuh"
 #include "prims/tile.cuh"
 #include "sm80/fwd_tile.cuh"
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "prims/math.cuh"
+#include "prims/mma.cuh"
 #include "prims/tile.cuh"
 
 namespace onchip::cuda::sm80 {
@@ -31,8 +32,8 @@ struct Forward {
 };
 
 /// Running softmax of a thread's rows. m is what weights are taken against, in the unit of the
-/// product: a score that is the greatest, or up to kSlack less. l is this thread's share of the sum,
-/// added up over the quad at the end.
+/// product: a score that is the greatest, or up to kSlack less. l is this thread's share of the
+/// sum, added up over the quad at the end.
 template <class T>
 struct State {
   float o[T::kRowTiles][T::kDim / 8][4];

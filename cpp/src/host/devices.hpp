@@ -2,6 +2,7 @@
 // Facts of GPUs by name, so that planning needs no GPU; peaks of others; whether a plan fits a GPU.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
