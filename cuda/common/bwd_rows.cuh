@@ -8,8 +8,8 @@
 #include "common/row_work.cuh"
 #include "host/kernel_params.hpp"
 #include "prims/convert.cuh"
+#include "prims/fragment.cuh"
 #include "prims/math.cuh"
-#include "prims/mma.cuh"
 
 namespace onchip::cuda {
 

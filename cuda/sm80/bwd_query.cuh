@@ -13,6 +13,7 @@
 #include "host/sequence.hpp"
 #include "prims/cp_async.cuh"
 #include "prims/math.cuh"
+#include "prims/shared.cuh"
 #include "sm80/fwd.cuh"
 
 namespace onchip::cuda::sm80 {

@@ -15,6 +15,7 @@
 #include "common/dq_sum.cuh"
 #include "prims/math.cuh"
 #include "prims/mma.cuh"
+#include "prims/shared.cuh"
 #include "prims/tile.cuh"
 
 namespace onchip::cuda::sm80 {
@@ -222,7 +223,7 @@ __device__ __forceinline__ void store_scores(const Operands<T>& from, int column
         const int key = first_key<T>() + t * 16 + lane_id() / 4 + 8 * (i % 2);
         const int chunk = (first_query<T>() + column) / 8 + 2 * n + i / 2;
         const std::uint32_t to = tile + chunk_offset<T::kScoreRow>(key, chunk) + lane_id() % 4 * 4;
-        asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(from.x[t][n].x[i]) : "memory");
+        store_shared(to, from.x[t][n].x[i]);
       }
     }
   }
