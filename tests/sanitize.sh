@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Every kernel instance under compute-sanitizer's four tools, on problems of a few tiles.
-#   tests/sanitize.sh [build directory, default build/dev] [tool ...]
+#   tests/sanitize.sh [build directory, default build/cuda] [tool ...]
 # Logs: <build directory>/sanitize/. Exit status: 1 where a tool found something.
 set -euo pipefail
 
-build=${1:-build/dev}
+build=${1:-build/cuda}
 [ $# -eq 0 ] || shift
 tools=("$@")
 [ ${#tools[@]} -gt 0 ] || tools=(memcheck racecheck initcheck synccheck)

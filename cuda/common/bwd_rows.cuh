@@ -8,6 +8,7 @@
 #include "common/row_work.cuh"
 #include "host/kernel_params.hpp"
 #include "prims/convert.cuh"
+#include "prims/fragment.cuh"
 #include "prims/math.cuh"
 
 namespace onchip::cuda {

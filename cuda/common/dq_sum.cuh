@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "prims/reduce.cuh"
+
 namespace onchip::cuda {
 
 __host__ __device__ constexpr int dq_pitch(int dim) { return (dim + 15) / 16 * 16; }
@@ -14,9 +16,7 @@ __host__ __device__ constexpr int dq_pitch(int dim) { return (dim + 15) / 16 * 1
 __device__ __forceinline__ void add_dq_group(float* group, int q, float a, float b, float c,
                                              float d) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(group + 4 * q), "f"(a), "f"(b),
-               "f"(c), "f"(d)
-               : "memory");
+  add_4(group + 4 * q, a, b, c, d);
 #else  // one value at a time: those of the four threads lie side by side
   atomicAdd(group + q, a);
   atomicAdd(group + q + 4, b);

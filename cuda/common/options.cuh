@@ -9,6 +9,8 @@
 #include <cstdint>
 
 #include "common/work.cuh"
+#include "host/kernel_params.hpp"
+#include "host/sequence.hpp"
 #include "prims/math.cuh"
 #include "prims/philox.cuh"
 
@@ -61,8 +63,8 @@ __device__ __forceinline__ void store_float(DType dtype, void* base, std::int64_
 
 /// Contract, rules 1 to 3: q.k to a score in base 2. `slope` receives d softcap / ds.
 __device__ __forceinline__ float option_score(const host::KernelParams& params,
-                                              const QueryWork& work, const RowOptions& row, int j,
-                                              float scale, float s, float& slope) {
+                                              const RowOptions& row, int j, float scale, float s,
+                                              float& slope) {
   const host::Problem& p = params.problem;
   s *= scale;
   slope = 1.0F;

@@ -3,6 +3,9 @@
 #include "cuda/cuda_backend.hpp"
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -51,16 +54,24 @@ TileCut hopper_cut(const host::Problem& p, std::int64_t rows) {
           static_cast<int>(p.heads_q / p.heads_kv >> shift)};
 }
 
-/// Kernels of the backward pass that are no plan's own: sm80_<what>_<dtype>_d<greatest D>.
-std::span<const Kernel> kernels_beside(const char* what, const host::Problem& p) {
-  const std::int64_t dim = std::max(p.dim, p.dim_v);
-  const char* width = host::row_kernels(p) || dim > 128 ? "256" : dim > 64 ? "128" : "64";
-  const std::string name = std::string("sm80_") + what + "_" + name_of(p.dtype) + "_d" + width;
-  const std::span<const Kernel> found = find_kernels(name);
-  if (found.empty()) {
-    throw Error(ErrorCode::unsupported, "plan: this build has no kernel " + name);
+/// Kernels of the backward pass that are no plan's own: by dtype and greatest D.
+constexpr std::array kBeside = {"float16_d64",   "float16_d128",  "float16_d256", "bfloat16_d64",
+                                "bfloat16_d128", "bfloat16_d256", "float32_d256"};
+using KernelsBeside = std::array<std::span<const Kernel>, kBeside.size()>;
+
+KernelsBeside kernels_beside(const std::string& what) {
+  KernelsBeside all;
+  for (std::size_t n = 0; n < all.size(); ++n) {
+    all[n] = find_kernels("sm80_" + what + "_" + kBeside[n]);
   }
-  return found;
+  return all;
+}
+
+std::span<const Kernel> choose(const KernelsBeside& all, const host::Problem& p) {
+  if (host::row_kernels(p)) return all.back();
+  const std::int64_t dim = std::max(p.dim, p.dim_v);
+  const std::size_t first = p.dtype == DType::float16 ? 0 : 3;
+  return all[first + (dim > 64 ? 1 : 0) + (dim > 128 ? 1 : 0)];
 }
 
 void launch(std::span<const Kernel> kernels, const host::KernelParams& params, std::int64_t blocks,
@@ -73,8 +84,9 @@ void launch(std::span<const Kernel> kernels, const host::KernelParams& params, s
 
 /// dq where no float32 sums of it are kept.
 void launch_dq(host::KernelParams params, Stream stream) {
+  static const KernelsBeside all = kernels_beside("dq");
   const host::Problem& p = params.problem;
-  const std::span<const Kernel> found = kernels_beside("dq", p);
+  const std::span<const Kernel> found = choose(all, p);
   const std::int64_t tile = found.front().tile_q;
   params.schedule(host::query_tiles(p, tile), 1);
   if (p.packed && !host::row_kernels(p)) {
@@ -84,8 +96,9 @@ void launch_dq(host::KernelParams params, Stream stream) {
 }
 
 void launch_dbias(const host::KernelParams& params, Stream stream) {
+  static const KernelsBeside all = kernels_beside("dbias");
   const host::BiasShape& shape = params.problem.bias_shape;
-  const std::span<const Kernel> found = kernels_beside("dbias", params.problem);
+  const std::span<const Kernel> found = choose(all, params.problem);
   const std::int64_t planes = shape.batch * shape.head;
   const std::int64_t blocks =
       host::row_kernels(params.problem)
@@ -107,7 +120,7 @@ class CudaBackend final : public host::Backend {
     const std::span<const Kernel> found = kernels_of(plan.info);
     if (p.total_q == 0) return;
     const host::KernelParams params = make_params(plan, operands, workspace);
-    const bool hopper = plan.info.backend == "sm90";
+    const bool hopper = host::is_hopper(plan.info);
     if (hopper && !params.aligned) {
       forward({p, host::plan_without_hopper(p, plan.info.device)}, operands, workspace, stream);
       return;

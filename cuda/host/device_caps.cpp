@@ -14,18 +14,6 @@
 namespace onchip::cuda {
 namespace {
 
-/// FLOP of one multiprocessor in one clock. Peaks of devices that have no row in the host's table.
-struct Rates {
-  double flops_16bit, flops_float32, flops_float64;
-};
-
-Rates rates_of(int compute_capability) {
-  if (compute_capability >= 100 && compute_capability < 110) return {8192, 256, 128};
-  if (compute_capability == 90) return {4096, 256, 128};
-  if (compute_capability == 80) return {2048, 128, 128};
-  return {1024, 256, 4};
-}
-
 int attribute(cudaDeviceAttr which, std::int32_t index) {
   int value = 0;
   ONCHIP_CUDA_CHECK(cudaDeviceGetAttribute(&value, which, index));
@@ -60,21 +48,10 @@ DeviceInfo read_device(std::int32_t index) {
   info.memory_bytes = static_cast<std::int64_t>(properties.totalGlobalMem);
   info.family = host::newest_family(info.compute_capability);
   if (info.family == 90 && find_kernels("sm90_fwd_bfloat16_d128").empty()) info.family = 80;
-  if (const DeviceInfo* named = host::find_named_device(info.name)) {
-    info.bandwidth = named->bandwidth;
-    info.flops_16bit = named->flops_16bit;
-    info.flops_float32 = named->flops_float32;
-    info.flops_float64 = named->flops_float64;
-    return info;
-  }
-  const Rates rates = rates_of(info.compute_capability);
-  const double clocks = 1e3 * attribute(cudaDevAttrClockRate, index) * info.units;
-  // Both edges of the clock move data.
-  info.bandwidth = 2e3 * attribute(cudaDevAttrMemoryClockRate, index) *
-                   attribute(cudaDevAttrGlobalMemoryBusWidth, index) / 8;
-  info.flops_16bit = clocks * rates.flops_16bit;
-  info.flops_float32 = clocks * rates.flops_float32;
-  info.flops_float64 = clocks * rates.flops_float64;
+  // Both edges of the memory's clock move data.
+  host::fill_peaks(info, 1e3 * attribute(cudaDevAttrClockRate, index),
+                   2e3 * attribute(cudaDevAttrMemoryClockRate, index) *
+                       attribute(cudaDevAttrGlobalMemoryBusWidth, index) / 8);
   return info;
 }
 

@@ -89,7 +89,7 @@ host::KernelParams make_params(const detail::PlanImpl& plan, const host::Operand
   host::KernelParams params;
   params.problem = p;
   params.operands = operands;
-  const bool hopper = info.backend == "sm90";
+  const bool hopper = host::is_hopper(info);
   params.blocks = hopper ? host::hopper_blocks(p, info.tile_q) : info.grid;
   params.schedule(hopper                    ? host::hopper_tiles(p, info.tile_q)
                   : p.pass == Pass::forward ? host::query_tiles(p, info.tile_q)

@@ -5,7 +5,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "prims/mma.cuh"
+#include "prims/fragment.cuh"
 
 namespace onchip::cuda {
 

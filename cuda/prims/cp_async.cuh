@@ -6,10 +6,6 @@
 
 namespace onchip::cuda {
 
-__device__ __forceinline__ std::uint32_t shared_address(const void* pointer) {
-  return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
-}
-
 /// Copies 16 bytes, or writes 16 zero bytes where `valid` is false; `from` is then not read.
 __device__ __forceinline__ void copy_16(std::uint32_t to, const void* from, bool valid) {
   const int bytes = valid ? 16 : 0;

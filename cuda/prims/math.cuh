@@ -1,20 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstdint>
+#include "prims/exp2.cuh"
 
 namespace onchip::cuda {
 
 inline constexpr float kLog2e = 1.4426950408889634F;
 inline constexpr float kLn2 = 0.6931471805599453F;
 inline constexpr float kInfinity = __builtin_huge_valf();
-
-/// 2^x by the special function unit; subnormal results become 0.
-__device__ __forceinline__ float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 
 /// Over the four lanes that share an accumulator row.
 __device__ __forceinline__ float quad_max(float x) {

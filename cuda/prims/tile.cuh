@@ -7,6 +7,7 @@
 
 #include "prims/cp_async.cuh"
 #include "prims/mma.cuh"
+#include "prims/shared.cuh"
 
 namespace onchip::cuda {
 
@@ -49,9 +50,7 @@ __device__ __forceinline__ void copy_elements(std::uint32_t to, const Element* f
     for (int i = 0; i < 4; ++i)
       words[i] = bits[2 * i] | static_cast<std::uint32_t>(bits[2 * i + 1]) << 16;
   }
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]), "r"(words[1]),
-               "r"(words[2]), "r"(words[3])
-               : "memory");
+  store_shared(to, words);
 }
 
 /// Starts the copy of kRows rows, `stride` elements apart, into a tile. Rows from `count` on, and

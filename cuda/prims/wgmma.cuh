@@ -12,7 +12,7 @@
 
 #include <cstdint>
 
-#include "prims/mma.cuh"
+#include "prims/fragment.cuh"
 
 namespace onchip::cuda {
 

@@ -6,9 +6,17 @@
 
 #include <cstdint>
 
+#include "common/dq_sum.cuh"
 #include "common/key_work.cuh"
+#include "common/work.cuh"
 #include "host/kernel_params.hpp"
+#include "host/sequence.hpp"
+#include "prims/cp_async.cuh"
+#include "prims/fragment.cuh"
+#include "prims/math.cuh"
 #include "prims/mbarrier.cuh"
+#include "prims/shared.cuh"
+#include "prims/tile.cuh"
 #include "sm80/bwd_score.cuh"
 #include "sm80/bwd_tile.cuh"
 
@@ -175,9 +183,7 @@ __device__ __forceinline__ void store_keys(const host::KernelParams& params, con
         const float* x = sums.x[t][n] + 2 * half;
         const std::uint32_t at =
             tile + chunk_offset<T::kDim>(key_of<T>(t, half), column0 / 8 + n) + lane_id() % 4 * 4;
-        asm volatile("st.shared.b32 [%0], %1;" ::"r"(at),
-                     "r"(pack<Element>(x[0] * factor, x[1] * factor))
-                     : "memory");
+        store_shared(at, pack<Element>(x[0] * factor, x[1] * factor));
       }
     }
   }

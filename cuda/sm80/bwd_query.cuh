@@ -7,6 +7,13 @@
 #include <cstdint>
 
 #include "common/key_work.cuh"
+#include "common/options.cuh"
+#include "common/work.cuh"
+#include "host/kernel_params.hpp"
+#include "host/sequence.hpp"
+#include "prims/cp_async.cuh"
+#include "prims/math.cuh"
+#include "prims/shared.cuh"
 #include "sm80/fwd.cuh"
 
 namespace onchip::cuda::sm80 {
@@ -102,7 +109,7 @@ __device__ __forceinline__ void score_gradient(const host::KernelParams& params,
         const int j = column + 8 * n + e;
         float& gradient = ds.s[r / 2][n][at];
         float& factor = slope.s[r / 2][n][at];
-        const float s = option_score(params, work, row, j, scale, weights.s[r / 2][n][at], factor);
+        const float s = option_score(params, row, j, scale, weights.s[r / 2][n][at], factor);
         const std::uint32_t draw = e == 0 ? word & 0xffffU : word >> 16;
         const float dp = draw < params.dropout_threshold ? 0.0F : gradient * params.kept_scale;
         const bool visible = j >= lo && j < hi && rows.lse2[r] != kInfinity;
@@ -130,8 +137,10 @@ __global__ __launch_bounds__(T::kThreads, T::kBlocksPerSm) void dq_kernel(
 #pragma unroll
     for (auto& o : tile) o[0] = o[1] = o[2] = o[3] = 0.0F;
   }
-  load_queries<T>(params, work, tiles);
-  for (int j0 = keys.lo / T::kBc * T::kBc; j0 < keys.hi; j0 += T::kBc) {
+  const int begin = keys.lo / T::kBc * T::kBc;
+  // A tile that sees no key loads nothing: no wait would stand between the copies and dQ there.
+  if (begin < keys.hi) load_queries<T>(params, work, tiles);
+  for (int j0 = begin; j0 < keys.hi; j0 += T::kBc) {
     __syncthreads();
     load_keys<T>(params, work, j0, tiles);
     copy_wait<0>();
@@ -150,7 +159,6 @@ __global__ __launch_bounds__(T::kThreads, T::kBlocksPerSm) void dq_kernel(
     }
     multiply_pv<T>(ds, value_place<T>(tiles.k), state);
   }
-  copy_wait<0>();
   store_rows<T>(params, work, shared, state.o, p.dq, params.operands.dq, static_cast<int>(p.dim));
 }
 

@@ -52,7 +52,7 @@ __device__ __forceinline__ void apply_options(const host::KernelParams& params,
       column, [&](int query) { return RowOptions(params, work, query); },
       [&](const RowOptions& row, int key, int t, int n, int i) {
         float& s = scores.s[t][n][i];
-        s = option_score(params, work, row, j0 + key, scale, s, slope.s[t][n][i]);
+        s = option_score(params, row, j0 + key, scale, s, slope.s[t][n][i]);
       });
 }
 

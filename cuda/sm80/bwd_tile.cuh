@@ -14,7 +14,10 @@
 
 #include "common/dq_sum.cuh"
 #include "prims/math.cuh"
+#include "prims/mma.cuh"
+#include "prims/shared.cuh"
 #include "prims/tile.cuh"
+#include "prims/warp_product.cuh"
 
 namespace onchip::cuda::sm80 {
 
@@ -106,13 +109,6 @@ struct KeySums {
   float x[T::kKeyTiles][T::kSumColumns / 8][4] = {};
 };
 
-template <class Element>
-__device__ __forceinline__ void mma_pair(float (&c0)[4], float (&c1)[4], const Fragment& a,
-                                         const Fragment& b) {
-  mma<Element>(c0, a, b.x[0], b.x[1]);
-  mma<Element>(c1, a, b.x[2], b.x[3]);
-}
-
 /// c = keys . queries^T of this warp; `column`: first query of the part, within the warp's.
 template <class T>
 __device__ __forceinline__ void multiply_transposed(std::uint32_t keys, std::uint32_t queries,
@@ -125,33 +121,9 @@ __device__ __forceinline__ void multiply_transposed(std::uint32_t keys, std::uin
 #pragma unroll
     for (auto& x : tile) x[0] = x[1] = x[2] = x[3] = 0.0F;
   }
-  constexpr int kSteps = T::kDim / 16;
-  constexpr int kColumns = T::kColumns / 16;
-  Fragment a[2][T::kKeyTiles];
-  Fragment b[2];
-#pragma unroll
-  for (int t = 0; t < T::kKeyTiles; ++t)
-    a[0][t] = load_matrix(block_address<T::kDim>(a_place, t, 0));
-  b[0] = load_matrix(block_address<T::kDim>(b_place, 0, 0));
-#pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-#pragma unroll
-    for (int n = 0; n < kColumns; ++n) {
-      const int i = step * kColumns + n;
-      if (i + 1 < kSteps * kColumns) {
-        b[(i + 1) % 2] =
-            load_matrix(block_address<T::kDim>(b_place, (i + 1) % kColumns, (i + 1) / kColumns));
-      }
-#pragma unroll
-      for (int t = 0; n == 0 && step + 1 < kSteps && t < T::kKeyTiles; ++t) {
-        a[(step + 1) % 2][t] = load_matrix(block_address<T::kDim>(a_place, t, step + 1));
-      }
-#pragma unroll
-      for (int t = 0; t < T::kKeyTiles; ++t) {
-        mma_pair<typename T::Element>(c.s[t][2 * n], c.s[t][2 * n + 1], a[step % 2][t], b[i % 2]);
-      }
-    }
-  }
+  warp_product<typename T::Element, T::kDim / 16>(
+      [&](int t, int step) { return load_matrix(block_address<T::kDim>(a_place, t, step)); },
+      [&](int step, int n) { return load_matrix(block_address<T::kDim>(b_place, n, step)); }, c.s);
 }
 
 /// sums += weights . queries for kSteps times 16 queries: weights(t, step) is the A operand.
@@ -161,32 +133,12 @@ __device__ __forceinline__ void add_key_sums(Weights weights, std::uint32_t quer
   const std::uint32_t b_place =
       rows_first<T::kDim>(queries, lane_id()) +
       (T::kShared ? warp_id() % T::kQueryWarps * (T::kSumColumns * 2) : 0);
-  constexpr int kColumns = T::kSumColumns / 16;
-  Fragment a[2][T::kKeyTiles];
-  Fragment b[2];
-#pragma unroll
-  for (int t = 0; t < T::kKeyTiles; ++t) a[0][t] = weights(t, 0);
-  b[0] = load_matrix_transposed(block_address<T::kDim>(b_place, 0, 0));
-#pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-#pragma unroll
-    for (int n = 0; n < kColumns; ++n) {
-      const int i = step * kColumns + n;
-      if (i + 1 < kSteps * kColumns) {
-        b[(i + 1) % 2] = load_matrix_transposed(
-            block_address<T::kDim>(b_place, (i + 1) / kColumns, (i + 1) % kColumns));
-      }
-#pragma unroll
-      for (int t = 0; n == 0 && step + 1 < kSteps && t < T::kKeyTiles; ++t) {
-        a[(step + 1) % 2][t] = weights(t, step + 1);
-      }
-#pragma unroll
-      for (int t = 0; t < T::kKeyTiles; ++t) {
-        mma_pair<typename T::Element>(sums.x[t][2 * n], sums.x[t][2 * n + 1], a[step % 2][t],
-                                      b[i % 2]);
-      }
-    }
-  }
+  warp_product<typename T::Element, kSteps>(
+      weights,
+      [&](int step, int n) {
+        return load_matrix_transposed(block_address<T::kDim>(b_place, step, n));
+      },
+      sums.x);
 }
 
 /// The weights of a part, in registers.
@@ -221,7 +173,7 @@ __device__ __forceinline__ void store_scores(const Operands<T>& from, int column
         const int key = first_key<T>() + t * 16 + lane_id() / 4 + 8 * (i % 2);
         const int chunk = (first_query<T>() + column) / 8 + 2 * n + i / 2;
         const std::uint32_t to = tile + chunk_offset<T::kScoreRow>(key, chunk) + lane_id() % 4 * 4;
-        asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(from.x[t][n].x[i]) : "memory");
+        store_shared(to, from.x[t][n].x[i]);
       }
     }
   }
@@ -233,7 +185,6 @@ __device__ __forceinline__ void add_dq(std::uint32_t ds, std::uint32_t k, float*
                                        int dim) {
   const int row_warp = warp_id() % T::kDqRowWarps;
   const int column0 = warp_id() / T::kDqRowWarps * T::kDqColumns;
-  constexpr int kSteps = T::kBc / 16;
   constexpr int kColumns = T::kDqColumns / 16;
   float c[2][2 * kColumns][4] = {};
   // 32 queries, and 32 columns, are 4 chunks: a flip of address bit 6.
@@ -241,32 +192,14 @@ __device__ __forceinline__ void add_dq(std::uint32_t ds, std::uint32_t k, float*
       (columns_first<T::kScoreRow>(ds, lane_id()) ^ (row_warp % 2 * 64)) + row_warp / 2 * 128;
   const std::uint32_t b_place =
       (rows_first<T::kDim>(k, lane_id()) ^ (column0 / 32 % 2 * 64)) + column0 / 64 * 128;
-  Fragment a[2][2];
-  Fragment b[2];
-#pragma unroll
-  for (int t = 0; t < 2; ++t)
-    a[0][t] = load_matrix_transposed(block_address<T::kScoreRow>(a_place, 0, t));
-  b[0] = load_matrix_transposed(block_address<T::kDim>(b_place, 0, 0));
-#pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-#pragma unroll
-    for (int n = 0; n < kColumns; ++n) {
-      const int i = step * kColumns + n;
-      if (i + 1 < kSteps * kColumns) {
-        b[(i + 1) % 2] = load_matrix_transposed(
-            block_address<T::kDim>(b_place, (i + 1) / kColumns, (i + 1) % kColumns));
-      }
-#pragma unroll
-      for (int t = 0; n == 0 && step + 1 < kSteps && t < 2; ++t) {
-        a[(step + 1) % 2][t] =
-            load_matrix_transposed(block_address<T::kScoreRow>(a_place, step + 1, t));
-      }
-#pragma unroll
-      for (int t = 0; t < 2; ++t) {
-        mma_pair<typename T::Element>(c[t][2 * n], c[t][2 * n + 1], a[step % 2][t], b[i % 2]);
-      }
-    }
-  }
+  warp_product<typename T::Element, T::kBc / 16>(
+      [&](int t, int step) {
+        return load_matrix_transposed(block_address<T::kScoreRow>(a_place, step, t));
+      },
+      [&](int step, int n) {
+        return load_matrix_transposed(block_address<T::kDim>(b_place, step, n));
+      },
+      c);
   const int pitch = dq_pitch(dim);
 #pragma unroll
   for (int r = 0; r < 4; ++r) {

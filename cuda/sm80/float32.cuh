@@ -8,7 +8,9 @@
 
 #include "common/options.cuh"
 #include "common/row_work.cuh"
+#include "common/work.cuh"
 #include "host/kernel_params.hpp"
+#include "host/sequence.hpp"
 #include "prims/math.cuh"
 
 namespace onchip::cuda::sm80 {
@@ -106,8 +108,7 @@ inline __global__ void float32_forward(const __grid_constant__ host::KernelParam
       k.load(k_rows(j), dim);
       v.load(v_rows(j), dim_v);
       float slope;
-      const float s =
-          option_score(params, work, row, j, static_cast<float>(p.scale), q.dot(k), slope);
+      const float s = option_score(params, row, j, static_cast<float>(p.scale), q.dot(k), slope);
       const float top = fmaxf(m, s);
       const float base = top == -kInfinity ? 0.0F : top;
       const float alpha = exp2f(m - base);
@@ -146,11 +147,10 @@ inline __global__ void float32_forward(const __grid_constant__ host::KernelParam
 struct PairGradient {
   float weight, ds, slope;
 
-  __device__ __forceinline__ PairGradient(const host::KernelParams& params, const QueryWork& work,
-                                          const RowOptions& row, int j, float qk, float dp,
-                                          float lse2, float delta) {
+  __device__ __forceinline__ PairGradient(const host::KernelParams& params, const RowOptions& row,
+                                          int j, float qk, float dp, float lse2, float delta) {
     const float s =
-        option_score(params, work, row, j, static_cast<float>(params.problem.scale), qk, slope);
+        option_score(params, row, j, static_cast<float>(params.problem.scale), qk, slope);
     const float factor = kept_factor(params, row, j);
     const float p = lse2 == kInfinity ? 0.0F : exp2f(s - lse2);
     weight = p * factor;
@@ -184,7 +184,7 @@ inline __global__ void float32_dq(const __grid_constant__ host::KernelParams par
       LaneRow v;
       k.load(k_rows(j), dim);
       v.load(v_rows(j), dim_v);
-      const PairGradient pair(params, work, row, j, q.dot(k), dout.dot(v), lse2,
+      const PairGradient pair(params, row, j, q.dot(k), dout.dot(v), lse2,
                               params.delta[statistics]);
       dq.add(pair.ds * pair.slope, k);
     }
@@ -241,7 +241,7 @@ inline __global__ void float32_dkdv(const __grid_constant__ host::KernelParams p
                   dim_v);
         const float lse2 = params.lse2[statistics];
         if (lse2 == kInfinity) continue;
-        const PairGradient pair(params, work, row, j, q.dot(k), v.dot(dout), lse2,
+        const PairGradient pair(params, row, j, q.dot(k), v.dot(dout), lse2,
                                 params.delta[statistics]);
         dk.add(pair.ds * pair.slope, q);
         dv.add(pair.weight, dout);
@@ -304,7 +304,7 @@ inline __global__ void float32_dbias(const __grid_constant__ host::KernelParams 
           LaneRow v;
           k.load(k_rows(static_cast<int>(j)), dim);
           v.load(v_rows(static_cast<int>(j)), dim_v);
-          sum += static_cast<double>(PairGradient(params, work, row, static_cast<int>(j), q.dot(k),
+          sum += static_cast<double>(PairGradient(params, row, static_cast<int>(j), q.dot(k),
                                                   dout.dot(v), lse2, params.delta[statistics])
                                          .ds);
         }

@@ -10,7 +10,11 @@
 #include "common/options.cuh"
 #include "common/work.cuh"
 #include "host/kernel_params.hpp"
+#include "host/sequence.hpp"
+#include "prims/cp_async.cuh"
+#include "prims/fragment.cuh"
 #include "prims/math.cuh"
+#include "prims/shared.cuh"
 #include "prims/tile.cuh"
 #include "sm80/fwd_tile.cuh"
 
@@ -58,7 +62,7 @@ __device__ __forceinline__ void apply_options(const host::KernelParams& params,
       for (int e = 0; e < 2; ++e) {
         float& s = scores.s[r / 2][n][r % 2 * 2 + e];
         float slope;
-        s = option_score(params, work, row, column + 8 * n + e, scale, s, slope);
+        s = option_score(params, row, column + 8 * n + e, scale, s, slope);
       }
     }
   }
@@ -159,10 +163,8 @@ __device__ __forceinline__ void store_rows(const host::KernelParams& params, con
 #pragma unroll
     for (int n = 0; n < T::kDim / 8; ++n) {
       const float* x = o[r / 2][n] + r % 2 * 2;
-      asm volatile("st.shared.b32 [%0], %1;" ::"r"(tile + chunk_offset<T::kDim>(row_of<T>(r), n) +
-                                                   lane % 4 * 4),
-                   "r"(pack<Element>(x[0], x[1]))
-                   : "memory");
+      store_shared(tile + chunk_offset<T::kDim>(row_of<T>(r), n) + lane % 4 * 4,
+                   pack<Element>(x[0], x[1]));
     }
   }
   __syncwarp();

@@ -6,7 +6,9 @@
 #include <cstdint>
 
 #include "prims/math.cuh"
+#include "prims/mma.cuh"
 #include "prims/tile.cuh"
+#include "prims/warp_product.cuh"
 
 namespace onchip::cuda::sm80 {
 
@@ -30,8 +32,9 @@ struct Forward {
   static_assert(kRowTiles >= 1 && kBr % (kWarps * 16) == 0 && kBc % 16 == 0);
 };
 
-/// Running softmax of a thread's rows. m is the maximum of the scores as the product gives them; l
-/// is this thread's share of the sum, added up over the quad at the end.
+/// Running softmax of a thread's rows. m is what weights are taken against, in the unit of the
+/// product: a score that is the greatest, or up to kSlack less. l is this thread's share of the
+/// sum, added up over the quad at the end.
 template <class T>
 struct State {
   float o[T::kRowTiles][T::kDim / 8][4];
@@ -108,35 +111,9 @@ __device__ __forceinline__ void multiply_qk(const Query<T>& q, std::uint32_t k_p
 #pragma unroll
     for (auto& c : tile) c[0] = c[1] = c[2] = c[3] = 0.0F;
   }
-  // Each fragment is loaded one product ahead of its use.
-  constexpr int kSteps = T::kDim / 16;
-  constexpr int kColumns = T::kBc / 16;
-  Fragment a[2][T::kRowTiles];
-  Fragment b[2];
-#pragma unroll
-  for (int t = 0; t < T::kRowTiles; ++t) a[0][t] = q(t, 0);
-  b[0] = load_matrix(block_address<T::kDim>(k_place, 0, 0));
-#pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-#pragma unroll
-    for (int n = 0; n < kColumns; ++n) {
-      const int i = step * kColumns + n;
-      if (i + 1 < kSteps * kColumns) {
-        b[(i + 1) % 2] =
-            load_matrix(block_address<T::kDim>(k_place, (i + 1) % kColumns, (i + 1) / kColumns));
-      }
-#pragma unroll
-      for (int t = 0; n == 0 && step + 1 < kSteps && t < T::kRowTiles; ++t) {
-        a[(step + 1) % 2][t] = q(t, step + 1);
-      }
-#pragma unroll
-      for (int t = 0; t < T::kRowTiles; ++t) {
-        mma<typename T::Element>(scores.s[t][2 * n], a[step % 2][t], b[i % 2].x[0], b[i % 2].x[1]);
-        mma<typename T::Element>(scores.s[t][2 * n + 1], a[step % 2][t], b[i % 2].x[2],
-                                 b[i % 2].x[3]);
-      }
-    }
-  }
+  warp_product<typename T::Element, T::kDim / 16>(
+      q, [&](int step, int n) { return load_matrix(block_address<T::kDim>(k_place, n, step)); },
+      scores.s);
 }
 
 /// Weights of 16 keys as the left operand of P . V, from the scores that were turned into them.

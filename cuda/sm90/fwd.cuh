@@ -8,7 +8,9 @@
 
 #include <cstdint>
 
-#include "prims/cp_async.cuh"
+#include "prims/mbarrier.cuh"
+#include "prims/mma.cuh"
+#include "prims/shared.cuh"
 #include "prims/tma.cuh"
 #include "prims/wgmma.cuh"
 #include "sm90/fwd_params.hpp"

@@ -5,8 +5,9 @@
 
 #include <cstdint>
 
+#include "prims/exp2.cuh"
+#include "prims/fragment.cuh"
 #include "prims/math.cuh"
-#include "prims/mma.cuh"
 #include "sm90/fwd_work.cuh"
 
 namespace onchip::cuda::sm90 {

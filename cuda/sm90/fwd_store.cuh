@@ -4,8 +4,9 @@
 
 #include <cstdint>
 
+#include "prims/exp2.cuh"
+#include "prims/fragment.cuh"
 #include "prims/math.cuh"
-#include "prims/mma.cuh"
 #include "sm90/fwd_softmax.cuh"
 #include "sm90/fwd_work.cuh"
 

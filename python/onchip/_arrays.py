@@ -245,8 +245,8 @@ def _find_family(name: str, x: object) -> Family:
     classes = type(x).__mro__
     if any(cls.__name__ == "Tracer" and cls.__module__.startswith("jax") for cls in classes):
         raise TypeError(
-            f"{name}: is traced by JAX (jit, grad or vmap), expected an array; "
-            "onchip.jax works under transformations"
+            f"{name}: is traced by JAX (jit, grad or vmap), expected an array: "
+            "transformations are not supported, gradients come from attention_backward"
         )
     if not hasattr(type(x), "__dlpack__"):
         raise TypeError(

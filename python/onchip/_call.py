@@ -64,6 +64,9 @@ def attention(
         key j is visible iff -left <= j - (i + c) <= right
         out_i = sum_j exp(s_ij - lse_i) v_j;  lse_i = log(sum_j exp(s_ij) + exp(sinks[h]))
 
+    On a GPU the work is queued on the current stream of q's library, and the call returns before it
+    is done. There D and Dv are multiples of 8 up to 256, and float64 is not computed.
+
     Args:
         q: (B, Sq, Hq, D), float32, float16, bfloat16 or float64; any strides, the last one 1.
         k: (B, Sk, Hkv, D), q's dtype; Hkv divides Hq (grouped-query attention).
@@ -92,7 +95,8 @@ def attention(
         ValueError: a shape, stride or number that breaks this contract; `out` is read-only.
         TypeError: no array, an array of another library, or a wrong dtype.
         NotImplementedError: what this build or the device cannot compute.
-        Nothing is written when an error is raised.
+        RuntimeError: the device or its driver failed.
+        Nothing is written when one of the first three is raised.
     """
     call = _core.Call(False)
     set_options(call, scale, causal, window, softcap, dropout_p, seed, offset, softmax=softmax)

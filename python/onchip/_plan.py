@@ -47,7 +47,7 @@ def plan(
 ) -> Plan:
     """How a problem is going to be computed, and what that is predicted to cost.
 
-    A pure function of its arguments: no array is needed and no GPU is asked.
+    No array is needed, and no GPU but where `device` is one of this machine.
 
     Args:
         q_shape: (B, Sq, Hq, D), or (Tq, Hq, D) with `batch`; or an array, whose shape is taken.
@@ -55,7 +55,8 @@ def plan(
         v_shape: the same with Dv; None: that of k.
         dtype: "float64", "float32", "float16" or "bfloat16"; None: that of the array q_shape, else
             bfloat16.
-        device: a name in `devices()`; None: "cpu".
+        device: a name in `devices()`, which need not be here, or "cuda:<index>", a GPU of this
+            machine; None: "cpu".
         backward: plan the backward pass.
         scale, causal, window, softcap, dropout_p, deterministic, return_lse: as in `attention`.
         bias_shape: (B|1, Hq|1, Sq|1, Sk|1), in dtype.

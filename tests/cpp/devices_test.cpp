@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "planner_scene.hpp"
@@ -48,6 +49,35 @@ TEST(NamedDevices, AreNoneOfThisMachineAndPlanForKernelsThatThereAre) {
     EXPECT_EQ(device(name).index, -1) << name;
     EXPECT_EQ(device(name).family, device(name).compute_capability == 90 ? 90 : 80) << name;
   }
+}
+
+// Clocks at which the datasheets' figures hold, or nearly: H100 and H200 have two.
+TEST(Peaks, ReckonedFromTheClockAreNearTheDatasheet) {
+  const std::vector<std::pair<std::string, double>> clocks = {
+      {"A100", 1.41e9}, {"L40S", 2.52e9}, {"RTX 4090", 2.52e9},
+      {"H100", 1.83e9}, {"H200", 1.83e9}, {"B200", 1.9e9}};
+  ASSERT_EQ(clocks.size(), named_devices().size());
+  for (const auto& [name, hertz] : clocks) {
+    const DeviceInfo& known = device(name);
+    DeviceInfo other = known;
+    other.name = name == "RTX 4090" ? "NVIDIA GeForce of another name" : "another name";
+    fill_peaks(other, hertz, 1e12);
+    EXPECT_EQ(other.bandwidth, 1e12);
+    EXPECT_NEAR(other.flops_16bit / known.flops_16bit, 1, 0.1) << name;
+    EXPECT_NEAR(other.flops_float32 / known.flops_float32, 1, 0.1) << name;
+    EXPECT_NEAR(other.flops_float64 / known.flops_float64, 1, 0.1) << name;
+  }
+}
+
+TEST(Peaks, AreThoseOfTheDatasheetWhereItIsKnown) {
+  DeviceInfo real = device("H200");
+  real.name = "NVIDIA H200";
+  real.bandwidth = real.flops_16bit = real.flops_float32 = real.flops_float64 = 0;
+  fill_peaks(real, 1.98e9, 5e12);
+  EXPECT_EQ(real.bandwidth, device("H200").bandwidth);
+  EXPECT_EQ(real.flops_16bit, device("H200").flops_16bit);
+  EXPECT_EQ(real.flops_float32, device("H200").flops_float32);
+  EXPECT_EQ(real.flops_float64, device("H200").flops_float64);
 }
 
 /// What a driver would tell of an H200.

@@ -91,6 +91,14 @@ TEST(Explain, ShowsTheBudgetAsASum) {
   EXPECT_NE(text.find("its ridge is at 164 FLOP a byte"), std::string::npos) << text;
 }
 
+TEST(Explain, SaysThatFloat32KeepsNothingOnChip) {
+  const Problem p = dense(1, 1, 1, 512, 512, 128, DType::float32);
+  const std::string text = explain({p, make_plan(p, device("A100"))});
+  EXPECT_NE(text.find("Tile      8 queries x 1 key\nOn chip   nothing: "), std::string::npos)
+      << text;
+  EXPECT_EQ(text.find("= 0 B"), std::string::npos) << text;
+}
+
 TEST(Explain, StaysSmallAndWellFormedForAnyPlan) {
   for_random_plans([](const Problem& p, const DeviceInfo&, const PlanInfo& info) {
     const std::string text = explain({p, info});

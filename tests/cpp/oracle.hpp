@@ -4,7 +4,9 @@
 // accumulation) it is the naive computation of the 2x rule.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <span>
 #include <vector>
 

@@ -20,7 +20,7 @@ namespace {
 TEST(Tiles, NamesTellInstancesApart) {
   std::set<std::string> names;
   for (const TileRow& row : kTiles) {
-    const std::string name = std::string(row.family) + (row.pass == Pass::forward ? "f" : "b") +
+    const std::string name = std::to_string(row.family) + (row.pass == Pass::forward ? "f" : "b") +
                              std::to_string(row.element_bytes) + "d" + std::to_string(row.dim) +
                              "_" + std::to_string(row.dim_v) + std::string(row.suffix);
     EXPECT_TRUE(names.insert(name).second) << name;
@@ -32,7 +32,7 @@ TEST(Tiles, EveryRowIsTakenForSomeProblemOnSomeDevice) {
     bool taken = false;
     for (const std::string& name : named_devices()) {
       const DeviceInfo& d = device(name);
-      if (d.compute_capability != 90 && row.family == "sm90") continue;
+      if (d.compute_capability != 90 && row.family == kSm90) continue;
       taken |= find_tile(row.family, {row.pass, row.element_bytes, row.dim, row.dim_v, row.masks,
                                       d.on_chip_bytes}) == &row;
     }
@@ -42,12 +42,12 @@ TEST(Tiles, EveryRowIsTakenForSomeProblemOnSomeDevice) {
 
 // Sums done by hand; sm90 adds 1 KiB for barriers.
 TEST(Tiles, SharedMemoryIsTheSumOfTheBuffers) {
-  const auto bytes = [](std::string_view family, Pass pass, std::int64_t element, std::int64_t dim,
+  const auto bytes = [](std::int32_t family, Pass pass, std::int64_t element, std::int64_t dim,
                         std::int64_t dim_v, MaskClass masks, std::int64_t budget) {
     return on_chip_bytes(*find_tile(family, {pass, element, dim, dim_v, masks, budget}));
   };
   const auto sm90 = [&](Pass pass, std::int64_t dim, std::int64_t dim_v, MaskClass masks) {
-    return bytes("sm90", pass, 2, dim, dim_v, masks, 232448) - 1024;
+    return bytes(kSm90, pass, 2, dim, dim_v, masks, 232448) - 1024;
   };
   EXPECT_EQ(sm90(kFwd, 64, 64, kCausal), 90112);
   EXPECT_EQ(sm90(kFwd, 96, 96, kDense), 163840);  // panels of 64 columns: as 128
@@ -55,9 +55,9 @@ TEST(Tiles, SharedMemoryIsTheSumOfTheBuffers) {
   EXPECT_EQ(sm90(kFwd, 192, 192, kCausal), 196608);
   EXPECT_EQ(sm90(kFwd, 192, 128, kDense), 212992);
   EXPECT_EQ(sm90(kFwd, 256, 256, kDense), 229376);
-  EXPECT_EQ(bytes("sm80", kFwd, 2, 128, 128, kDense, 101376), 98304);
-  EXPECT_EQ(bytes("sm80", kBwd, 2, 64, 64, kDense, 166912), 98304 + 2 * 64 * 8);
-  EXPECT_EQ(bytes("sm80", kFwd, 4, 128, 128, kDense, 166912), 0);
+  EXPECT_EQ(bytes(kSm80, kFwd, 2, 128, 128, kDense, 101376), 98304);
+  EXPECT_EQ(bytes(kSm80, kBwd, 2, 64, 64, kDense, 166912), 98304 + 2 * 64 * 8);
+  EXPECT_EQ(bytes(kSm80, kFwd, 4, 128, 128, kDense, 166912), 0);
 }
 
 TEST(Planner, PicksTheFamilyByDevice) {

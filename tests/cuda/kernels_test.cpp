@@ -20,13 +20,13 @@ TEST(Kernels, AreThoseOfThePlannersTable) {
   });
   for (const host::TileRow& row : host::kTiles) {
     const bool single = row.element_bytes == 4;
-    const bool hopper = row.family == "sm90";
+    const bool hopper = row.family == host::kSm90;
     if (hopper && !has_hopper) continue;  // a build for other architectures
     for (const char* dtype : {"float16", "bfloat16", "float32"}) {
       if ((std::string(dtype) == "float32") != single) continue;
       for (const char* full : {"", "_full"}) {
         if (single && *full != 0) continue;
-        const std::string name = std::string(row.family) +
+        const std::string name = "sm" + std::to_string(row.family) +
                                  (row.pass == Pass::forward ? "_fwd_" : "_bwd_") + dtype + "_d" +
                                  std::to_string(row.dim) +
                                  (row.dim == row.dim_v ? "" : "_" + std::to_string(row.dim_v)) +
@@ -46,6 +46,19 @@ TEST(Kernels, AreThoseOfThePlannersTable) {
         EXPECT_EQ(found, hopper && *full == 0 ? 2 : 1) << name;
         EXPECT_EQ(shared, host::on_chip_bytes(row)) << name;
       }
+    }
+  }
+}
+
+TEST(Kernels, ThoseBesideTheMainOneAreThere) {
+  for (const std::string what : {"sm80_dq_", "sm80_dbias_"}) {
+    for (const char* size : {"float16_d64", "float16_d128", "float16_d256", "bfloat16_d64",
+                             "bfloat16_d128", "bfloat16_d256", "float32_d256"}) {
+      const auto all = cuda::kernels();
+      EXPECT_EQ(std::count_if(all.begin(), all.end(),
+                              [&](const cuda::Kernel& k) { return k.name == what + size; }),
+                1)
+          << what << size;
     }
   }
 }

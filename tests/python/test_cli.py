@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -268,14 +269,14 @@ def test_doctor_as_json() -> None:
     [
         (cuda.State(False, "not built"), ["cpu"], "not in this build"),
         (cuda.State(True, "no driver"), ["cpu", "cuda"], "no driver"),
-        (cuda.State(True, None), ["cpu", "cuda"], "Card (sm_90)"),
+        (cuda.State(True, None), ["cpu", "cuda"], "Card (sm_90, kernels sm80)"),
     ],
 )
 def test_doctor_lists_the_backends_that_are_built(
     monkeypatch: pytest.MonkeyPatch, state: cuda.State, backends: list[str], text: str
 ) -> None:
     monkeypatch.setattr(cuda, "state", lambda: state)
-    monkeypatch.setattr(cuda, "device_names", lambda: ["Card (sm_90)"])
+    monkeypatch.setattr(cuda, "device_names", lambda: ["Card (sm_90, kernels sm80)"])
     assert json.loads(run("doctor", "--json", "--no-frameworks").stdout)["library"]["backends"] == (
         backends
     )
@@ -294,6 +295,14 @@ def test_state_of_the_cuda_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onchip, "device_info", refuses(RuntimeError("no driver")))
     assert cuda.state() == cuda.State(True, "no driver")
     assert cuda.device_names() == []
+
+    def one_device(name: str) -> Any:
+        if name != "cuda:0":
+            raise RuntimeError("no such device")
+        return SimpleNamespace(name="Card", compute_capability=90, family=80)
+
+    monkeypatch.setattr(onchip, "device_info", one_device)
+    assert cuda.device_names() == ["Card (sm_90, kernels sm80)"]
 
 
 def test_doctor_tries_numpy() -> None:

@@ -293,6 +293,18 @@ def test_every_bar_can_fail(change: Any, bar: str) -> None:
     assert any(name.startswith(bar) for name in failed(document))
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_worse_mask_decides_over_unfused(causal: bool) -> None:
+    document = copy.deepcopy(whole_document())
+    place = bars.UNFUSED_PLACE.items()
+    for cell in document["cells"]:
+        if all(cell[x] == y for x, y in place):
+            ours, unfused = cell["results"]["onchip"], cell["results"]["unfused"]
+            over = 4.99 if cell["causal"] == causal else 50
+            unfused["median_seconds"] = over * ours["median_seconds"]
+    assert [name.partition(",")[0] for name in failed(document)] == ["speed over unfused"]
+
+
 # --------------------------------------------------------------- what is shown
 
 

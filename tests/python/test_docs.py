@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from onchip.cli import cuda
+
 ROOT = Path(__file__).parents[2]
 DOCS = sorted(
     path.relative_to(ROOT).as_posix()
@@ -35,14 +37,27 @@ def test_the_docs_are_found() -> None:
     assert {"README.md", "docs/algorithm.md", "docs/numerics.md"} <= set(DOCS)
 
 
-def test_the_example_of_the_readme_runs() -> None:
-    (example,) = code((ROOT / "README.md").read_text(), "python")
-    assert sum(line != "" for line in example.splitlines()) == 5
+def run_example(example: str) -> str:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", example], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == example.rpartition("# ")[2].strip()
+    return done.stdout.strip()
+
+
+def test_the_example_of_the_readme_runs() -> None:
+    example, _ = code((ROOT / "README.md").read_text(), "python")
+    assert sum(line != "" for line in example.splitlines()) == 5
+    assert run_example(example) == example.rpartition("# ")[2].strip()
+
+
+def test_the_gpu_example_of_the_readme_runs() -> None:
+    torch = pytest.importorskip("torch")
+    _, example = code((ROOT / "README.md").read_text(), "python")
+    usable = cuda.state().usable and torch.cuda.is_available()
+    where = "cuda" if usable else "cpu"
+    example = example.replace('device="cuda"', f'device="{where}"')
+    assert run_example(example + "print(dq.device.type, dq.dtype)") == f"{where} torch.bfloat16"
 
 
 @pytest.mark.parametrize("name", DOCS)

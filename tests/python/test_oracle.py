@@ -11,6 +11,8 @@ import pytest
 
 import casefile
 import oracle
+from comparison import GRIDS
+from problems import RandomChoices, random_case
 
 Array = np.ndarray[Any, Any]
 
@@ -111,6 +113,24 @@ def test_the_naive_computation_is_near_but_not_equal(precision: str) -> None:
     bound = {"float32": 1e-5, "float16": 2e-2, "bfloat16": 1e-1}[precision]
     for reference, other in ((exact, naive), (dq, naive_dq)):
         assert 0 < np.abs(reference - other).max() < bound
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_the_draws_of_the_yardstick_are_of_one_size(precision: str) -> None:
+    """Of 16 bits: no grid is coarser than another, and the worst of four is no loose bound."""
+    ratios: list[list[float]] = []
+    for number in range(24):
+        rng = np.random.default_rng((7, number))
+        case = random_case(RandomChoices(rng), rng, 100, gpu=True)
+        exact = case.reference()
+        draws = [case.reference(precision, grid) for grid in GRIDS]
+        for name in {"out", "dq", "dk", "dv"} & exact.keys():
+            errors = [np.nanmax(np.abs(draw[name] - exact[name]), initial=0) for draw in draws]
+            if errors[0] > 0:
+                ratios.append([error / errors[0] for error in errors])
+    assert len(ratios) > 40
+    assert (abs(np.log2(np.median(ratios, axis=0))) < 0.5).all()
+    assert np.median(np.max(ratios, axis=1)) < 1.75
 
 
 def test_bfloat16_rounds_to_nearest_even() -> None:

@@ -38,7 +38,7 @@ DeviceInfo device_info(std::string_view name) {
     }
   }
   if (const DeviceInfo* named = host::find_named_device(name)) return *named;
-  std::string known = "cpu";
+  std::string known = "cpu, cuda:<index>";
   for (const std::string& device : known_devices()) known += ", " + device;
   throw Error(ErrorCode::invalid_argument,
               "device: \"" + std::string(name) + "\" is not known, expected one of " + known);

@@ -15,7 +15,8 @@ const Backend& backend_for(DeviceType type, const char* argument) {
   if (type == DeviceType::cuda) return cuda::cuda_backend();
 #endif
   refuse(argument,
-         "lies on a CUDA device, but this build has no CUDA backend; it computes on the CPU only");
+         "needs CUDA, but this build has no CUDA backend; build it with ONCHIP_CUDA=1, or "
+         "use the CPU");
 }
 
 }  // namespace onchip::host

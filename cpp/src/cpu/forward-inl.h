@@ -8,7 +8,9 @@
 #define ONCHIP_CPU_FORWARD_INL_H_
 #endif
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 
 #include "cpu/masked-inl.h"

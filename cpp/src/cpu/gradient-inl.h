@@ -7,6 +7,7 @@
 #define ONCHIP_CPU_GRADIENT_INL_H_
 #endif
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 

@@ -8,6 +8,7 @@
 #define ONCHIP_CPU_SCORE_INL_H_
 #endif
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>

@@ -2,6 +2,7 @@
 // Small checks that name the argument when they fail. Nothing here allocates unless it fails.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <string>

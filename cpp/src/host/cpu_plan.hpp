@@ -54,19 +54,23 @@ class Arena {
   std::int64_t used_ = 0;
 };
 
+/// Elements of a row of the widest panel.
+template <class T>
+inline constexpr std::int64_t kMaxPanelWidth =
+    kCpuMaxPanelBytes / static_cast<std::int64_t>(sizeof(T));
+
 /// `dim` columns, rounded up to whole panels of any instruction set.
 template <class T>
 constexpr std::int64_t panel_columns(std::int64_t dim) {
-  constexpr std::int64_t width = kCpuMaxPanelBytes / static_cast<std::int64_t>(sizeof(T));
-  return (dim + width - 1) / width * width;
+  return ceil_div(dim, kMaxPanelWidth<T>) * kMaxPanelWidth<T>;
 }
 
 /// Row length of a packed K or V tile: whole cache lines and one more, so that a column of the tile
 /// does not fall into few cache sets.
 template <class T>
 constexpr std::int64_t tile_row(std::int64_t dim) {
-  constexpr std::int64_t line = 64 / static_cast<std::int64_t>(sizeof(T));
-  return (dim + line - 1) / line * line + line;
+  constexpr std::int64_t kLine = 64 / static_cast<std::int64_t>(sizeof(T));
+  return (ceil_div(dim, kLine) + 1) * kLine;
 }
 
 /// Scratch of one worker in the forward pass. Panels are described in cpu/gemm-inl.h.
@@ -78,13 +82,12 @@ struct ForwardScratch {
   T *bias, *row;  // one panel of bias, one row of the widest tensor
 
   ForwardScratch(Arena& arena, const Problem& p, const CpuPlan& plan) {
-    constexpr std::int64_t width = kCpuMaxPanelBytes / static_cast<std::int64_t>(sizeof(T));
     k = arena.take<T>(plan.tile_k * tile_row<T>(p.dim));
     v = arena.take<T>(plan.tile_k * tile_row<T>(p.dim_v));
     q = arena.take<T>(plan.tile_q * p.dim);
     o = arena.take<T>(plan.tile_q * p.dim_v);
-    scores = arena.take<T>(plan.tile_k * width);
-    bias = arena.take<T>(p.bias_dtype == DType::none ? 0 : plan.tile_k * width);
+    scores = arena.take<T>(plan.tile_k * kMaxPanelWidth<T>);
+    bias = arena.take<T>(p.bias_dtype == DType::none ? 0 : plan.tile_k * kMaxPanelWidth<T>);
     row = arena.take<T>(p.dim > p.dim_v ? p.dim : p.dim_v);
   }
 };
@@ -111,8 +114,7 @@ struct BackwardScratch {
   double* dbias;  // [Bc][Br]: sums over a whole broadcast
 
   BackwardScratch(Arena& arena, const Problem& problem, const CpuPlan& plan) {
-    constexpr std::int64_t width = kCpuMaxPanelBytes / static_cast<std::int64_t>(sizeof(T));
-    const std::int64_t panel = plan.tile_k * width;
+    const std::int64_t panel = plan.tile_k * kMaxPanelWidth<T>;
     k = arena.take<T>(plan.tile_k * tile_row<T>(problem.dim));
     v = arena.take<T>(plan.tile_k * tile_row<T>(problem.dim_v));
     q = arena.take<T>(plan.tile_q * problem.dim);

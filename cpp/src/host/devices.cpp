@@ -53,6 +53,21 @@ std::string folded(std::string_view name) {
   return text;
 }
 
+/// FLOP of one multiprocessor in one clock, of the same kinds as in the table.
+struct Rates {
+  double flops_16bit, flops_float32, flops_float64;
+};
+
+Rates rates_of(const DeviceInfo& device) {
+  const std::int32_t capability = device.compute_capability;
+  if (capability >= 100 && capability < 110) return {8192, 256, 128};
+  if (capability == 90) return {4096, 256, 256};
+  if (capability == 80) return {2048, 128, 128};
+  // GeForce cards add 16-bit products in float32 at half of the rate.
+  const bool geforce = device.name.find("GeForce") != std::string::npos;
+  return {geforce ? 512.0 : 1024.0, 256, 4};
+}
+
 }  // namespace
 
 const DeviceInfo* find_named_device(std::string_view name) {
@@ -67,6 +82,22 @@ std::vector<std::string> named_devices() {
   std::vector<std::string> names;
   for (const DeviceInfo& device : table()) names.push_back(device.name);
   return names;
+}
+
+void fill_peaks(DeviceInfo& info, double hertz, double bandwidth) {
+  if (const DeviceInfo* named = find_named_device(info.name)) {
+    info.bandwidth = named->bandwidth;
+    info.flops_16bit = named->flops_16bit;
+    info.flops_float32 = named->flops_float32;
+    info.flops_float64 = named->flops_float64;
+    return;
+  }
+  const Rates rates = rates_of(info);
+  const double clocks = hertz * info.units;
+  info.bandwidth = bandwidth;
+  info.flops_16bit = clocks * rates.flops_16bit;
+  info.flops_float32 = clocks * rates.flops_float32;
+  info.flops_float64 = clocks * rates.flops_float64;
 }
 
 void check_device(const Problem& problem, const PlanInfo& planned, const DeviceInfo& real) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Facts of GPUs by name, so that planning needs no GPU, and whether a plan fits a real one.
+// Facts of GPUs by name, so that planning needs no GPU; peaks of others; whether a plan fits a GPU.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,6 +21,10 @@ constexpr std::int32_t newest_family(std::int32_t compute_capability) {
 const DeviceInfo* find_named_device(std::string_view name);
 
 std::vector<std::string> named_devices();
+
+/// Fills bandwidth and peaks of a real GPU: from its datasheet where `find_named_device` knows it,
+/// else from what the device reports and what its multiprocessors do in a clock.
+void fill_peaks(DeviceInfo& info, double hertz, double bandwidth);
 
 /// A plan may have been made for another device than it is launched on, a named one above all.
 /// Throws `Error` (invalid_argument) where the plan does not fit `real`, saying what differs.

@@ -157,17 +157,18 @@ std::string why_not_hopper(const Problem& p, const PlanInfo& info) {
 }
 
 std::string where_words(const Problem& p, const PlanInfo& info) {
-  const bool cpu = info.backend == "cpu";
+  const TileRow* row = tile_of(p, info);
   std::string text = line("Where", info.device.name + ", kernel " + info.kernel);
-  if (cpu) {
+  if (row == nullptr) {
     text += line(
         "", count(info.grid, "task", "tasks") + " on " + count(info.threads, "thread", "threads"));
   } else {
     text +=
         line("", count(info.grid, "block", "blocks") + " of " + count(info.warps, "warp", "warps") +
                      " on " + count(info.device.units, "multiprocessor", "multiprocessors"));
-    if (info.backend == "sm90") text += hopper_words(p, info);
-    if (info.device.compute_capability == 90 && info.backend == "sm80" && !row_kernels(p)) {
+    const bool hopper = row->family == kSm90;
+    if (hopper) text += hopper_words(p, info);
+    if (info.device.compute_capability == 90 && !hopper && !row_kernels(p)) {
       text += line("", "kernels for every GPU since Ampere: " + why_not_hopper(p, info));
     }
   }
@@ -176,17 +177,22 @@ std::string where_words(const Problem& p, const PlanInfo& info) {
                          std::to_string(info.split_size) + ", joined by their lse");
   }
   const std::int64_t group = tiling_of(p, info).packed_heads;
-  text += line("Tile", std::to_string(info.tile_q) + (group > 1 ? " rows of Q (" : " queries x ") +
-                           (group > 1 ? std::to_string(group) + " heads share a tile) x " : "") +
-                           std::to_string(info.tile_k) + " keys");
+  const std::string rows = group > 1 ? std::to_string(info.tile_q) + " rows of Q (" +
+                                           std::to_string(group) + " heads share a tile)"
+                                     : count(info.tile_q, "query", "queries");
+  text += line("Tile", rows + " x " + count(info.tile_k, "key", "keys"));
   return text;
 }
 
 std::string on_chip_words(const Problem& p, const PlanInfo& info) {
-  const TileRow* row = info.backend == "cpu" ? nullptr : tile_of(p, info);
+  const TileRow* row = tile_of(p, info);
   if (row == nullptr) {
     return line("On chip", bytes(static_cast<double>(info.on_chip_bytes)) +
                                " of scratch a thread: tiles of Q, K, V, the scores and their sums");
+  }
+  if (row_kernels(p)) {
+    return line("On chip", "nothing: a warp computes a row, as tensor cores would round float32;") +
+           line("", "many times slower than 16 bits and than the time at best below");
   }
   std::vector<std::string> terms;
   for (const OnChipPart& part : on_chip_parts(*row)) {

@@ -5,8 +5,12 @@
 #include <cstdint>
 
 #include "host/problem.hpp"
+#include "onchip/plan.hpp"
 
 namespace onchip::host {
+
+/// Whether a plan runs one.
+inline bool is_hopper(const PlanInfo& info) { return info.backend == "sm90"; }
 
 /// What they lack for the problem, in a word or two, or null where they compute it.
 const char* hopper_lacks(const Problem& problem);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <string>
+
 #include "host/problem.hpp"
 #include "onchip/plan.hpp"
 

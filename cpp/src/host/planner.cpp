@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <string>
-#include <string_view>
 
 #include "host/checked.hpp"
 #include "host/cpu_plan.hpp"
@@ -42,7 +41,7 @@ void check_gpu(const Problem& p, const DeviceInfo& device) {
         "q: float64 has no GPU kernel (float32, float16, bfloat16 have); the cpu backend "
         "computes it");
   }
-  if (device.family != 0 && device.family != 80 && device.family != 90) {
+  if (device.family != 0 && device.family != kSm80 && device.family != kSm90) {
     throw Error(ErrorCode::invalid_argument,
                 "device: family is " + std::to_string(device.family) + ", expected 0, 80 or 90");
   }
@@ -55,16 +54,18 @@ void check_gpu(const Problem& p, const DeviceInfo& device) {
   check_dim("v", p.dim_v);
 }
 
+std::string family_name(const TileRow& row) { return "sm" + std::to_string(row.family); }
+
 /// The Hopper kernel of the problem, or null.
 const TileRow* hopper_tile(const Problem& p, const DeviceInfo& device) {
   const std::int32_t family =
       device.family != 0 ? device.family : newest_family(device.compute_capability);
-  return family == 90 && hopper_lacks(p) == nullptr ? find_tile("sm90", tile_query(p, device))
-                                                    : nullptr;
+  return family == kSm90 && hopper_lacks(p) == nullptr ? find_tile(kSm90, tile_query(p, device))
+                                                       : nullptr;
 }
 
 const TileRow& sm80_tile(const Problem& p, const DeviceInfo& device) {
-  const TileRow* row = find_tile("sm80", tile_query(p, device));
+  const TileRow* row = find_tile(kSm80, tile_query(p, device));
   if (row == nullptr) {
     unsupported("device: no tile fits the " + std::to_string(device.on_chip_bytes) +
                 " bytes of shared memory of " + device.name + "; the cpu backend computes it");
@@ -73,7 +74,7 @@ const TileRow& sm80_tile(const Problem& p, const DeviceInfo& device) {
 }
 
 std::string kernel_name(const TileRow& row, const Problem& p) {
-  std::string name(row.family);
+  std::string name = family_name(row);
   name += row.pass == Pass::forward ? "_fwd_" : "_bwd_";
   name += name_of(p.dtype);
   // Piece by piece: GCC 12 warns falsely (-Wrestrict) about "text" + std::to_string().
@@ -82,7 +83,7 @@ std::string kernel_name(const TileRow& row, const Problem& p) {
   name += row.suffix;
   if (!row_kernels(p) && needs_full(p)) {
     name += "_full";
-  } else if (row.family == "sm90" && p.softmax == Softmax::safe) {
+  } else if (row.family == kSm90 && p.softmax == Softmax::safe) {
     name += "_safe";
   }
   return name;
@@ -135,10 +136,10 @@ void choose_splits(const Problem& p, PlanInfo& info) {
   info.num_splits = ceil_div(p.seqlen_k, info.split_size);
 }
 
-std::int64_t choose_grid(const Problem& p, const PlanInfo& info) {
+std::int64_t choose_grid(const Problem& p, const TileRow& row, const PlanInfo& info) {
   const bool forward = p.pass == Pass::forward;
   const std::int64_t blocks =
-      info.backend == "sm90"
+      row.family == kSm90
           ? hopper_blocks(p, info.tile_q)
           : product({forward ? query_blocks(p, info.tile_q) : key_blocks(p, info.tile_k),
                      info.num_splits});
@@ -147,11 +148,11 @@ std::int64_t choose_grid(const Problem& p, const PlanInfo& info) {
                 " blocks, a grid holds 2^31 - 1; split the batch");
   }
   // Blocks of sm90 stay and take tile after tile.
-  return info.backend == "sm90" ? std::min<std::int64_t>(blocks, info.device.units) : blocks;
+  return row.family == kSm90 ? std::min<std::int64_t>(blocks, info.device.units) : blocks;
 }
 
 void take_tile(const Problem& p, const TileRow& row, PlanInfo& info) {
-  info.backend = row.family;
+  info.backend = family_name(row);
   info.kernel = kernel_name(row, p);
   info.tile_q = row.tile_q;
   info.tile_k = row.tile_k;
@@ -162,7 +163,8 @@ void take_tile(const Problem& p, const TileRow& row, PlanInfo& info) {
 
 void plan_gpu(const Problem& p, PlanInfo& info) {
   check_gpu(p, info.device);
-  take_tile(p, sm80_tile(p, info.device), info);
+  const TileRow& sm80 = sm80_tile(p, info.device);
+  take_tile(p, sm80, info);
   choose_splits(p, info);
   // Where splits fill the device better, the Hopper kernels have none to offer.
   const TileRow* hopper = info.num_splits == 1 ? hopper_tile(p, info.device) : nullptr;
@@ -170,7 +172,7 @@ void plan_gpu(const Problem& p, PlanInfo& info) {
   info.workspace_bytes = static_cast<std::size_t>(
       gpu_workspace(p, info.num_splits, hopper != nullptr ? hopper_blocks(p, info.tile_q) : 0)
           .bytes);
-  info.grid = choose_grid(p, info);
+  info.grid = choose_grid(p, hopper != nullptr ? *hopper : sm80, info);
 }
 
 void plan_on_cpu(const Problem& p, PlanInfo& info) {
@@ -191,7 +193,8 @@ void plan_on_cpu(const Problem& p, PlanInfo& info) {
 }  // namespace
 
 const TileRow* tile_of(const Problem& problem, const PlanInfo& info) {
-  return find_tile(info.backend, tile_query(problem, info.device));
+  if (info.device.type == DeviceType::cpu) return nullptr;
+  return find_tile(is_hopper(info) ? kSm90 : kSm80, tile_query(problem, info.device));
 }
 
 bool counts_units(const Problem& p) {
@@ -208,7 +211,7 @@ Tiling tiling_of(const Problem& p, const PlanInfo& info) {
   Tiling tiling;
   tiling.tile_q = std::max<std::int64_t>(info.tile_q, 1);
   tiling.tile_k = std::max<std::int64_t>(info.tile_k, 1);
-  if (info.backend == "sm90") {
+  if (is_hopper(info)) {
     tiling.packed_heads = std::int64_t{1} << hopper_pack_shift(p, info.tile_q);
   } else {
     const bool packs = cpu ? p.packed || p.seqlen_q < info.tile_q

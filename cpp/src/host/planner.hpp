@@ -2,6 +2,8 @@
 // Decisions of the planner that explain() and the GPU backends need again.
 #pragma once
 
+#include <cstdint>
+
 #include "host/cost.hpp"
 #include "host/plan_impl.hpp"
 #include "host/tiles.hpp"

@@ -16,8 +16,12 @@ namespace onchip::host {
 /// How scores are masked, from the least to the most work: a row serves its class and those before.
 enum class MaskClass : std::int32_t { dense, causal, local };
 
+/// Families of GPU kernels, by the first compute capability that runs them.
+inline constexpr std::int32_t kSm80 = 80;
+inline constexpr std::int32_t kSm90 = 90;
+
 struct TileRow {
-  std::string_view family;
+  std::int32_t family;
   Pass pass;
   std::int32_t element_bytes;
   std::int32_t dim, dim_v;      // greatest D and Dv; memory is laid out for these
@@ -42,28 +46,28 @@ inline constexpr MaskClass kAny = MaskClass::local;
 // float32 runs the sm80 kernels there.
 // clang-format off
 inline constexpr std::array kTiles = {
-    // family pass bytes D    Dv   masks    Br   Bc  stages warps P  dO dS dQ suffix
-    TileRow{"sm90", kFwd, 2, 64, 64, kAny, 192, 128, 2, 16, 0, 0, 0, 0, ""},
-    TileRow{"sm90", kFwd, 2, 96, 96, kAny, 128, 128, 2, 12, 0, 0, 0, 0, ""},
-    TileRow{"sm90", kFwd, 2, 128, 128, kAny, 128, 128, 2, 12, 0, 0, 0, 0, ""},
-    TileRow{"sm90", kFwd, 2, 192, 128, kAny, 128, 128, 2, 12, 0, 0, 0, 0, ""},
-    TileRow{"sm90", kFwd, 2, 192, 192, kAny, 128, 96, 2, 12, 0, 0, 0, 0, ""},
-    TileRow{"sm90", kFwd, 2, 256, 256, kAny, 128, 80, 2, 12, 0, 0, 0, 0, ""},
+    // family pass bytes D   Dv   masks    Br   Bc  stages warps P  dO dS dQ suffix
+    TileRow{kSm90, kFwd, 2, 64, 64, kAny, 192, 128, 2, 16, 0, 0, 0, 0, ""},
+    TileRow{kSm90, kFwd, 2, 96, 96, kAny, 128, 128, 2, 12, 0, 0, 0, 0, ""},
+    TileRow{kSm90, kFwd, 2, 128, 128, kAny, 128, 128, 2, 12, 0, 0, 0, 0, ""},
+    TileRow{kSm90, kFwd, 2, 192, 128, kAny, 128, 128, 2, 12, 0, 0, 0, 0, ""},
+    TileRow{kSm90, kFwd, 2, 192, 192, kAny, 128, 96, 2, 12, 0, 0, 0, 0, ""},
+    TileRow{kSm90, kFwd, 2, 256, 256, kAny, 128, 80, 2, 12, 0, 0, 0, 0, ""},
 
-    TileRow{"sm80", kFwd, 2, 64, 64, kAny, 128, 128, 2, 4, 0, 0, 0, 0, ""},
-    TileRow{"sm80", kFwd, 2, 128, 128, kAny, 128, 64, 2, 4, 0, 0, 0, 0, ""},
-    TileRow{"sm80", kFwd, 2, 256, 256, kAny, 64, 32, 2, 4, 0, 0, 0, 0, ""},
-    TileRow{"sm80", kBwd, 2, 64, 64, kAny, 64, 128, 2, 4, 0, 2, 2, 0, ""},
-    TileRow{"sm80", kBwd, 2, 128, 128, kAny, 64, 128, 2, 8, 2, 2, 2, 0, ""},
-    TileRow{"sm80", kBwd, 2, 128, 128, kAny, 64, 128, 2, 8, 1, 2, 1, 0, "_single"},
-    TileRow{"sm80", kBwd, 2, 128, 128, kAny, 64, 64, 1, 4, 1, 1, 1, 0, "_small"},
-    TileRow{"sm80", kBwd, 2, 256, 256, kAny, 64, 64, 2, 8, 1, 2, 1, 0, ""},
-    TileRow{"sm80", kBwd, 2, 256, 256, kAny, 64, 64, 1, 8, 1, 1, 1, 0, "_single"},
-    TileRow{"sm80", kBwd, 2, 256, 256, kAny, 32, 32, 1, 4, 1, 1, 1, 0, "_small"},
+    TileRow{kSm80, kFwd, 2, 64, 64, kAny, 128, 128, 2, 4, 0, 0, 0, 0, ""},
+    TileRow{kSm80, kFwd, 2, 128, 128, kAny, 128, 64, 2, 4, 0, 0, 0, 0, ""},
+    TileRow{kSm80, kFwd, 2, 256, 256, kAny, 64, 32, 2, 4, 0, 0, 0, 0, ""},
+    TileRow{kSm80, kBwd, 2, 64, 64, kAny, 64, 128, 2, 4, 0, 2, 2, 0, ""},
+    TileRow{kSm80, kBwd, 2, 128, 128, kAny, 64, 128, 2, 8, 2, 2, 2, 0, ""},
+    TileRow{kSm80, kBwd, 2, 128, 128, kAny, 64, 128, 2, 8, 1, 2, 1, 0, "_single"},
+    TileRow{kSm80, kBwd, 2, 128, 128, kAny, 64, 64, 1, 4, 1, 1, 1, 0, "_small"},
+    TileRow{kSm80, kBwd, 2, 256, 256, kAny, 64, 64, 2, 8, 1, 2, 1, 0, ""},
+    TileRow{kSm80, kBwd, 2, 256, 256, kAny, 64, 64, 1, 8, 1, 1, 1, 0, "_single"},
+    TileRow{kSm80, kBwd, 2, 256, 256, kAny, 32, 32, 1, 4, 1, 1, 1, 0, "_small"},
 
     // A warp computes a row, or a key: nothing is kept in shared memory.
-    TileRow{"sm80", kFwd, 4, 256, 256, kAny, 8, 1, 0, 8, 0, 0, 0, 0, ""},
-    TileRow{"sm80", kBwd, 4, 256, 256, kAny, 1, 8, 0, 8, 0, 0, 0, 0, ""},
+    TileRow{kSm80, kFwd, 4, 256, 256, kAny, 8, 1, 0, 8, 0, 0, 0, 0, ""},
+    TileRow{kSm80, kBwd, 4, 256, 256, kAny, 1, 8, 0, 8, 0, 0, 0, 0, ""},
 };
 // clang-format on
 
@@ -80,11 +84,11 @@ constexpr std::array<OnChipPart, 9> on_chip_parts(const TileRow& row) {
   const std::int64_t e = row.element_bytes, br = row.tile_q, bc = row.tile_k;
   const bool backward = row.pass == Pass::backward;
   // Hopper's tiles lie in panels of 64 columns.
-  const bool panels = row.family == "sm90";
+  const bool panels = row.family == kSm90;
   const std::int64_t d = panels ? (row.dim + 63) / 64 * 64 : row.dim;
   const std::int64_t dv = panels ? (row.dim_v + 63) / 64 * 64 : row.dim_v;
   // Rows of P and dS are keys, of at least 64 queries.
-  const std::int64_t score = row.family == "sm80" ? std::max<std::int64_t>(br, 64) : br;
+  const std::int64_t score = row.family == kSm80 ? std::max<std::int64_t>(br, 64) : br;
   const std::int64_t kv = backward ? std::min(row.stages, 1) : row.stages;
   return {{
       {"Q", backward ? row.stages : std::min(row.stages, 1), br * d * e},
@@ -95,7 +99,7 @@ constexpr std::array<OnChipPart, 9> on_chip_parts(const TileRow& row) {
       {"dS", row.ds, score * bc * e},
       {"dQ", row.dq, br * d * 4},
       {"lse and D", backward ? row.stages : 0, br * 8},
-      {"barriers", row.family == "sm90" ? 1 : 0, 1024},
+      {"barriers", row.family == kSm90 ? 1 : 0, 1024},
   }};
 }
 
@@ -114,7 +118,7 @@ struct TileQuery {
 };
 
 /// The first row of `family` that serves the query, or null.
-constexpr const TileRow* find_tile(std::string_view family, const TileQuery& query) {
+constexpr const TileRow* find_tile(std::int32_t family, const TileQuery& query) {
   for (const TileRow& row : kTiles) {
     if (row.family == family && row.pass == query.pass &&
         row.element_bytes == query.element_bytes && query.dim <= row.dim &&

@@ -32,6 +32,6 @@ def device_names() -> list[str]:
     try:
         while True:
             info = onchip.device_info(f"cuda:{len(names)}")
-            names.append(f"{info.name} (sm_{info.compute_capability})")
+            names.append(f"{info.name} (sm_{info.compute_capability}, kernels sm{info.family})")
     except RuntimeError:  # no device of that number
         return names

@@ -80,8 +80,10 @@ class TorchPlace:
         import torch
 
         from onchip.cli.bench.gpu.meter import CudaMeter
+        from onchip.cli.bench.gpu.providers.unfused import unfused_attention
 
         self._torch: Any = torch
+        self._unfused = unfused_attention
         self._meter = CudaMeter()
 
     @property
@@ -105,20 +107,14 @@ class TorchPlace:
         return call(), self._meter.peak_bytes(call)
 
     def unfused(self, dout: Array, q: Array, k: Array, v: Array) -> Cost | None:
-        torch = self._torch
-        inputs = [self.put(x).requires_grad_() for x in (q, k, v)]
+        tq, tk, tv = inputs = [self.put(x).requires_grad_() for x in (q, k, v)]
         gradient = self.put(dout)
-        group = q.shape[2] // k.shape[2]
 
         def forward() -> Any:
-            qh, kh, vh = (x.transpose(1, 2) for x in inputs)
-            kh, vh = (x.repeat_interleave(group, 1) for x in (kh, vh))
-            s = qh * q.shape[3] ** -0.5 @ kh.transpose(-1, -2)
-            hidden = torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).triu_(1)
-            return (torch.softmax(s.masked_fill_(hidden, -torch.inf), -1) @ vh).transpose(1, 2)
+            return self._unfused(tq, tk, tv, causal=True)
 
         def backward(out: Any) -> Any:
-            return torch.autograd.grad(out, inputs, gradient, retain_graph=True)
+            return self._torch.autograd.grad(out, inputs, gradient, retain_graph=True)
 
         _, peak = self.weigh(lambda: backward(forward()))
         out = forward()

@@ -40,12 +40,12 @@ def plan(
     softcap: Annotated[float, typer.Option(help="0 for none.")] = 0.0,
     softmax: Annotated[str, typer.Option(help="auto, or safe: as onchip.attention's.")] = "auto",
     backward: Annotated[bool, typer.Option("--backward", help="The backward pass.")] = False,
-    device: Annotated[str, typer.Option(help="cpu, or a GPU you need not have.")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu, cuda:0, or a GPU you need not have.")] = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Shows tiles, on-chip memory, traffic and predicted time of one attention call.
 
-    Devices: cpu (this machine), A100, L40S, RTX 4090, H100, H200, B200.
+    Devices: cpu and cuda:<index> (this machine), A100, L40S, RTX 4090, H100, H200, B200.
     """
     with library_errors():
         queries = seqlen if seqlen_q is None else seqlen_q

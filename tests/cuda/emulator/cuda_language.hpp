@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// CUDA C++ as far as the kernels use it, for a C++ compiler; included before everything else.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime_api.h>
+#include <vector_functions.h>
+
+#include <cmath>
+#include <cstdint>
+#include <type_traits>
+
+#include "block.hpp"
+
+#undef __global__
+#undef __device__
+#undef __host__
+#undef __forceinline__
+#undef __launch_bounds__
+#undef __shared__
+#undef __grid_constant__
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __grid_constant__
+// Blocks run one after another on a thread of the CPU: what is its own is its block's.
+#define __shared__ thread_local
+#define __CUDA_ARCH__ ONCHIP_EMULATED_ARCH
+
+template <class A, class B>
+constexpr std::common_type_t<A, B> min(A a, B b) {
+  return a < b ? a : b;
+}
+template <class A, class B>
+constexpr std::common_type_t<A, B> max(A a, B b) {
+  return a < b ? b : a;
+}
+
+inline void __syncthreads() { emulator::sync_block(); }
+inline void __syncwarp() {
+  emulator::together<int>(0, [](const int* const*, int* const*) {});
+}
+
+namespace emulator {
+
+template <class T>
+struct Shuffle {
+  T value;
+  unsigned from;
+};
+
+template <class T>
+T shuffle(T value, unsigned from) {
+  return together<T>(Shuffle<T>{value, from}, [](const Shuffle<T>* const* in, T* const* out) {
+    for (int lane = 0; lane < 32; ++lane) *out[lane] = in[in[lane]->from % 32]->value;
+  });
+}
+
+}  // namespace emulator
+
+template <class T>
+T __shfl_sync(unsigned /*mask*/, T value, int from) {
+  return emulator::shuffle(value, static_cast<unsigned>(from));
+}
+template <class T>
+T __shfl_xor_sync(unsigned /*mask*/, T value, unsigned flip) {
+  return emulator::shuffle(value, threadIdx.x % 32 ^ flip);
+}
+template <class T>
+T __shfl_up_sync(unsigned /*mask*/, T value, unsigned step) {
+  const unsigned lane = threadIdx.x % 32;
+  return emulator::shuffle(value, lane < step ? lane : lane - step);
+}
+inline int __any_sync(unsigned /*mask*/, int value) {
+  return emulator::together<int>(value, [](const int* const* in, int* const* out) {
+    int any = 0;
+    for (int lane = 0; lane < 32; ++lane) any |= *in[lane];
+    for (int lane = 0; lane < 32; ++lane) *out[lane] = any;
+  });
+}
+
+inline std::uint32_t __umulhi(std::uint32_t a, std::uint32_t b) {
+  return static_cast<std::uint32_t>(std::uint64_t{a} * b >> 32);
+}
+inline float __fdividef(float a, float b) { return a / b; }
+inline float log2_of_device(float x) { return std::log2(x); }
+#define __log2f log2_of_device  // the C library has a function of that name
+inline void atomicAdd(float* to, float value) { *to += value; }
+
+template <class... Parameters>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
+                               const std::type_identity_t<Parameters>&... arguments) {
+  emulator::run(config->gridDim.x, config->blockDim.x, config->dynamicSmemBytes,
+                [&] { kernel(arguments...); });
+  return cudaSuccess;
+}
