@@ -20,8 +20,9 @@ onchip_kernels(sm80_fwd_@dtype@_d256@full@ SOURCE sm80/fwd.cuh FUNCTION sm80::fo
   TRAITS "sm80::Forward<@Element@, 256, 64, 32, 4, @kFull@, 2, true>" SPILLS 24 4)
 
 # Backward<Element, D, Br, Bc, warps by keys, by queries, full, parts, stages, buffers, blocks of a
-# multiprocessor>. By shared memory: 227 KiB, _single 163 KiB, _small 99 KiB. dK and dV hold 128 registers of a
-# thread: what is spilled belongs to the tile loop's bookkeeping and, in full variants, to options.
+# multiprocessor>. By shared memory: 227 KiB, _single 163 KiB, _small 99 KiB. dK and dV hold 128
+# registers of a thread: what is spilled belongs to the tile loop's bookkeeping and, in full
+# variants, to options.
 onchip_kernels(sm80_bwd_@dtype@_d64@full@ SOURCE sm80/bwd.cuh FUNCTION sm80::backward_kernel
   TRAITS "sm80::Backward<@Element@, 64, 64, 128, 4, 1, @kFull@, @kFull@ ? 4 : 2, 2, 2, 2>" SPILLS 64 112)
 onchip_kernels(sm80_bwd_@dtype@_d128@full@ SOURCE sm80/bwd.cuh FUNCTION sm80::backward_kernel

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <initializer_list>
 
+#include "host/checked.hpp"
 #include "host/gpu_plan.hpp"
 #include "host/hopper_plan.hpp"
 
@@ -56,8 +57,8 @@ bool all_aligned(const host::Problem& p, const host::Operands& o) {
 /// KV heads whose tiles are scheduled together, so that what they share stays in the L2 cache: K
 /// and V in forward, the queries of the group in backward. Only where a causal mask leaves blocks
 /// of different length; else one head after another does as well. A section's longest blocks start
-/// first, so a short last section would leave them alone at the end: of the sizes above half of
-/// what fits, the one that fills the last section most.
+/// first, so a short last section would leave them alone at the end: of the next few numbers of
+/// sections, the one whose last is fullest.
 std::int64_t heads_in_section(const host::Problem& p) {
   if (p.window_right != 0 || p.packed) return 1;
   const std::int64_t element = size_of(p.dtype);
@@ -70,11 +71,15 @@ std::int64_t heads_in_section(const host::Problem& p) {
   const std::int64_t limit = std::clamp<std::int64_t>(
       (forward ? kForwardBytes : kBackwardBytes) / std::max<std::int64_t>(bytes, 1), 1, heads);
   if (!forward) return limit;
+  constexpr std::int64_t kTries = 16;  // among many sections a short one does not matter
   const auto missing = [&](std::int64_t size) {
     return static_cast<double>((size - heads % size) % size) / static_cast<double>(size);
   };
+  const std::int64_t fewest = host::ceil_div(heads, limit);
   std::int64_t best = limit;
-  for (std::int64_t size = limit - 1; size > limit / 2; --size) {
+  for (std::int64_t sections = fewest; sections < fewest + kTries; ++sections) {
+    const std::int64_t size = host::ceil_div(heads, sections);
+    if (2 * size <= limit) break;
     if (missing(size) < missing(best)) best = size;
   }
   return best;
