@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 
 #include "prims/mbarrier.cuh"
 #include "prims/mma.cuh"
@@ -424,6 +425,7 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
       if (__any_sync(0xffffffffU, lost) && lane_id() == 0) lose_tile(params, work.number);
     }
     store_tile<T>(params, tile, row, c, state);
+    __syncwarp();  // until every lane has read the work
     warp_arrive(tile_empty);
     if (!more) break;
   }
@@ -440,7 +442,10 @@ __global__ __launch_bounds__(T::kThreads,
   shared.q = (shared_address(dynamic) + 1023U) & ~1023U;
   shared.k = shared.q + T::kQStages * T::kQBytes;
   shared.v = shared.k + T::kStages * T::kKBytes;
-  if (threadIdx.x == 0) barriers.init();
+  if (threadIdx.x == 0) {
+    for (const CUtensorMap* map : {&params.k, &params.q, &params.v}) tma_prefetch(*map);
+    barriers.init();
+  }
   __syncthreads();
   if (threadIdx.x < 128) {
     give_registers<T::kOtherRegisters>();

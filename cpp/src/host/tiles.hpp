@@ -34,6 +34,7 @@ struct TileRow {
   std::int32_t ds;          // backward: dS tiles
   std::int32_t dq;          // backward: float32 dQ tiles on their way to memory; 0: from registers
   std::string_view suffix;  // tells instances with equal dtype and head dims apart
+  std::int32_t q_stages = 1;  // forward: buffers of Q
 };
 
 inline constexpr Pass kFwd = Pass::forward;
@@ -47,7 +48,7 @@ inline constexpr MaskClass kAny = MaskClass::local;
 // clang-format off
 inline constexpr std::array kTiles = {
     // family pass bytes D   Dv   masks    Br   Bc  stages warps P  dO dS dQ suffix
-    TileRow{kSm90, kFwd, 2, 64, 64, kAny, 192, 128, 2, 16, 0, 0, 0, 0, ""},
+    TileRow{kSm90, kFwd, 2, 64, 64, kAny, 192, 128, 2, 16, 0, 0, 0, 0, "", 2},
     TileRow{kSm90, kFwd, 2, 96, 96, kAny, 128, 128, 2, 12, 0, 0, 0, 0, ""},
     TileRow{kSm90, kFwd, 2, 128, 128, kAny, 128, 128, 2, 12, 0, 0, 0, 0, ""},
     TileRow{kSm90, kFwd, 2, 192, 128, kAny, 128, 128, 2, 12, 0, 0, 0, 0, ""},
@@ -91,7 +92,7 @@ constexpr std::array<OnChipPart, 9> on_chip_parts(const TileRow& row) {
   const std::int64_t score = row.family == kSm80 ? std::max<std::int64_t>(br, 64) : br;
   const std::int64_t kv = backward ? std::min(row.stages, 1) : row.stages;
   return {{
-      {"Q", backward ? row.stages : std::min(row.stages, 1), br * d * e},
+      {"Q", backward ? row.stages : std::min(row.stages, row.q_stages), br * d * e},
       {"K", kv, bc * d * e},
       {"V", kv, bc * dv * e},
       {"P", row.p, score * bc * e},
