@@ -50,7 +50,7 @@ TEST(Tiles, SharedMemoryIsTheSumOfTheBuffers) {
     return bytes(kSm90, pass, 2, dim, dim_v, masks, 232448) - 1024;
   };
   EXPECT_EQ(sm90(kFwd, 64, 64, kCausal), 114688);  // two of Q
-  EXPECT_EQ(sm90(kFwd, 96, 96, kDense), 163840);  // panels of 64 columns: as 128
+  EXPECT_EQ(sm90(kFwd, 96, 96, kDense), 163840);   // panels of 64 columns: as 128
   EXPECT_EQ(sm90(kFwd, 128, 128, kCausal), 163840);
   EXPECT_EQ(sm90(kFwd, 192, 192, kCausal), 196608);
   EXPECT_EQ(sm90(kFwd, 192, 128, kDense), 212992);
