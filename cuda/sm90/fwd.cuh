@@ -248,13 +248,15 @@ struct QueryOperands {
 template <class T>
 __device__ __forceinline__ void issue_qk(const QueryOperands<T>& operands, std::uint32_t q,
                                          std::uint32_t k, float (&s)[T::kBc / 2]) {
+  const std::uint64_t queries = wgmma_operand(q, 16);
+  const std::uint64_t keys = wgmma_operand(k, 16);
 #pragma unroll
   for (int step = 0; step < T::kDim / 16; ++step) {
-    const std::uint64_t b = wgmma_operand(k + step / 4 * (T::kBc * 128) + step % 4 * 32, 16);
+    const std::uint64_t b = wgmma_step(keys, step / 4 * (T::kBc * 128) + step % 4 * 32);
     if constexpr (T::kQRegisters) {
       wgmma_rs<typename T::Element, false>(s, operands.x[step], b, step > 0);
     } else {
-      const std::uint64_t a = wgmma_operand(q + step / 4 * (T::kBr * 128) + step % 4 * 32, 16);
+      const std::uint64_t a = wgmma_step(queries, step / 4 * (T::kBr * 128) + step % 4 * 32);
       wgmma_ss<typename T::Element>(s, a, b, step > 0);
     }
   }
@@ -265,11 +267,10 @@ __device__ __forceinline__ void issue_qk(const QueryOperands<T>& operands, std::
 template <class T>
 __device__ __forceinline__ void issue_pv(const Fragment (&p)[T::kBc / 16], std::uint32_t v,
                                          float (&o)[T::kDimV / 2]) {
+  const std::uint64_t values = wgmma_operand(v, T::kBc * 128);
 #pragma unroll
-  for (int step = 0; step < T::kBc / 16; ++step) {
-    wgmma_rs<typename T::Element, true>(o, p[step], wgmma_operand(v + step * 2048, T::kBc * 128),
-                                        1);
-  }
+  for (int step = 0; step < T::kBc / 16; ++step)
+    wgmma_rs<typename T::Element, true>(o, p[step], wgmma_step(values, step * 2048), 1);
   wgmma_commit();
 }
 
@@ -356,6 +357,9 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
     const Tile& tile = work.tile;
     const int first = work.first_block;
     const int last = work.end_block - 1;
+    // Read once: memory's contents are not known to last.
+    const int open_first = work.open_first, open_end = work.open_end;
+    const int shifted_end = work.shifted_end;
     const auto prepare_scores = [&](int block, bool hides) {
       if constexpr (T::kFull) apply_options<T>(params, tile, row, block * T::kBc, s);
       if (hides) mask_scores<T>(params, tile, row, block * T::kBc, s);
@@ -379,7 +383,9 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
     for (float& x : state.o) x = 0.0F;
 #pragma unroll 1
     for (int block = last - 1; block >= first; --block) {
-      const bool online = !T::kOptimistic || work.online(block);
+      const bool hides = block < open_first || block >= open_end;
+      // Only at first: the maximum of a row whose scores were all -inf then must not move any more.
+      const bool online = !T::kOptimistic || block >= shifted_end;
       keys.wait_full(barriers.k_full);
       values.wait_full(barriers.v_full);
       turns.wait();
@@ -391,7 +397,7 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
       wgmma_wait<T::kPvFirst ? 0 : 1>();
       release_keys();
       if (T::kPvFirst) release_values();
-      prepare_scores(block, work.hides(block));
+      prepare_scores(block, hides);
       if (online) {
         online_softmax<T>(c, s, state, alpha);
       } else {

@@ -35,8 +35,6 @@ struct Work {
   __device__ __forceinline__ bool hides(int block) const {
     return block < open_first || block >= open_end;
   }
-  /// Only at first: the maximum of a row whose scores were all -inf then must not move any more.
-  __device__ __forceinline__ bool online(int block) const { return block >= shifted_end; }
   __device__ __forceinline__ void set_blocks(int tile_k) {
     const int last = tile.first + tile.positions - 1;
     const int end = tile.first >= tile.q_len ? 0 : max(tile.key_end(last), 0);
