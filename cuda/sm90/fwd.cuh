@@ -23,13 +23,12 @@ namespace onchip::cuda::sm90 {
 
 /// One instance: kGroups warpgroups compute, one copies.
 template <class Element_, int kDim_, int kDimV_, int kGroups_, int kBc_, int kStages_, bool kFull_,
-          bool kOptimistic_, bool kQRegisters_, bool kPingpong_, bool kPvFirst_>
+          bool kQRegisters_, bool kPingpong_, bool kPvFirst_>
 struct Forward {
   using Element = Element_;
   static constexpr int kDim = kDim_, kDimV = kDimV_;
   static constexpr int kGroups = kGroups_, kBc = kBc_, kStages = kStages_;
   static constexpr bool kFull = kFull_;              // softcap or ALiBi
-  static constexpr bool kOptimistic = kOptimistic_;  // no maximum after the masked blocks
   static constexpr bool kQRegisters = kQRegisters_;  // Q as A operands, read once a tile
   static constexpr bool kPingpong = kPingpong_;      // warpgroups take turns at the tensor cores
   static constexpr bool kPvFirst = kPvFirst_;        // the order of the two products of a turn
@@ -60,6 +59,7 @@ struct Barriers {
   std::uint64_t q_full[T::kQStages], q_empty[T::kQStages], tile_full[2], tile_empty[2];
   std::uint64_t k_full[T::kStages], k_empty[T::kStages], v_full[T::kStages], v_empty[T::kStages];
   Work work[2];
+  std::uint32_t lost[2];  // whether the tile of this work is to be computed again, safely
 
   __device__ __forceinline__ void init() {
     constexpr int kWarps = 4 * T::kGroups;  // that compute
@@ -70,6 +70,7 @@ struct Barriers {
     for (int i = 0; i < 2; ++i) {
       barrier_init(shared_address(&tile_full[i]), 1);
       barrier_init(shared_address(&tile_empty[i]), kWarps + 1);
+      lost[i] = 0;
     }
     for (int i = 0; i < T::kStages; ++i) {
       barrier_init(shared_address(&k_full[i]), 1);
@@ -115,55 +116,53 @@ struct Tiles {
   std::uint32_t q, k, v;
 };
 
-/// Number of the tile of rank `rank`; that of blocks past the last.
-__device__ __forceinline__ int tile_number(const ForwardParams& params, unsigned rank) {
-  const auto all = static_cast<unsigned>(params.common.blocks);
-  if (params.again == 0) return static_cast<int>(min(rank, all));
-  const unsigned* list = reinterpret_cast<const unsigned*>(params.ledger + 1) + (all + 31) / 32;
-  return static_cast<int>(rank < params.ledger->lost ? list[rank] : all);
-}
-
-/// Notes a tile for the second launch, once.
-__device__ __forceinline__ void lose_tile(const ForwardParams& params, int number) {
-  auto* bits = reinterpret_cast<unsigned*>(params.ledger + 1);
-  unsigned* list = bits + (static_cast<unsigned>(params.common.blocks) + 31) / 32;
-  const unsigned bit = 1U << number % 32;
-  if ((atomicOr(bits + number / 32, bit) & bit) != 0) return;
-  list[atomicAdd(&params.ledger->lost, 1U)] = static_cast<unsigned>(number);
-}
-
-/// The warp that hands out tiles, one ahead of those that compute, and writes those without keys.
+/// The warp that hands out tiles, one ahead of those that compute, and writes those without keys. A
+/// tile whose sums were lost is handed out again where its work lay. Behind the last tile comes a
+/// pause, in which the ones before it end, and with them what may have to be computed again.
 template <class T>
 __device__ __forceinline__ void schedule_tiles(const ForwardParams& params, Barriers<T>& barriers) {
   Ring<2> tiles;
   unsigned rank = blockIdx.x;
-  bool free = false;
+  bool paused = false;
+  const auto all = static_cast<unsigned>(params.common.blocks);
+  const auto following = [&] {
+    if (params.next == nullptr) return rank + gridDim.x;
+    unsigned next = 0;
+    if (lane_id() == 0) next = atomicAdd(params.next, 1U) + gridDim.x;
+    return __shfl_sync(0xffffffffU, next, 0);
+  };
   while (true) {
-    if (!free) tiles.wait_empty(barriers.tile_empty);
-    Work work;
-    work.number = tile_number(params, rank);
-    const bool more = work.number < params.common.blocks;
-    free = true;
-    if (more) {
-      if (lane_id() == 0) rank = atomicAdd(&params.ledger->next[params.again], 1U) + gridDim.x;
-      rank = __shfl_sync(0xffffffffU, rank, 0);
-      work.tile = tile_at(params, work.number, T::kBr);
-      if (work.tile.positions <= 0) continue;
-      work.set_blocks(T::kBc);
-      if (work.end_block <= work.first_block) {
-        store_nothing<T>(params, work.tile);
-        continue;
-      }
+    tiles.wait_empty(barriers.tile_empty);
+    Work work = barriers.work[tiles.at];
+    if (barriers.lost[tiles.at] != 0) {
+      work.shifted_end = work.first_block;
+      paused = false;
     } else {
-      work.number = -1;
+      work.number = Work::kPause;
+      while (rank < all && work.number < 0) {
+        const auto number = static_cast<int>(rank);
+        work.tile = tile_at(params, number, T::kBr);
+        rank = following();
+        if (work.tile.positions <= 0) continue;
+        work.set_blocks(T::kBc);
+        if (params.safe != 0) work.shifted_end = work.first_block;
+        if (work.end_block > work.first_block) {
+          work.number = number;
+        } else {
+          store_nothing<T>(params, work.tile);
+        }
+      }
+      if (work.number < 0 && paused) work.number = Work::kEnd;
+      paused = work.number < 0;
     }
+    __syncwarp();  // every lane has read the last work
     if (lane_id() == 0) {
       barriers.work[tiles.at] = work;
+      barriers.lost[tiles.at] = 0;
       barrier_arrive(shared_address(barriers.tile_full + tiles.at));
     }
-    if (!more) return;
+    if (work.number == Work::kEnd) return;
     tiles.step();
-    free = false;
   }
 }
 
@@ -213,17 +212,19 @@ __device__ __forceinline__ void copy_tiles(const ForwardParams& params, Barriers
   while (true) {
     tiles.wait_full(barriers.tile_full);
     const Work& work = barriers.work[tiles.at];
-    if (work.number < 0) return;
-    const int first = work.first_block;
-    int block = work.end_block - 1;
-    load_k(work.tile, block);
-    load_q(work.tile);
+    if (work.number == Work::kEnd) return;
+    if (work.number >= 0) {
+      const int first = work.first_block;
+      int block = work.end_block - 1;
+      load_k(work.tile, block);
+      load_q(work.tile);
 #pragma unroll 1
-    for (; block > first; --block) {
-      load_k(work.tile, block - 1);
-      load_v(work.tile, block);
+      for (; block > first; --block) {
+        load_k(work.tile, block - 1);
+        load_v(work.tile, block);
+      }
+      load_v(work.tile, first);
     }
-    load_v(work.tile, first);
     barrier_arrive(shared_address(barriers.tile_empty + tiles.at));
     tiles.step();
   }
@@ -329,10 +330,16 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
     warp_arrive(barriers.v_empty[values.at]);
     values.step();
   };
+  const auto release_work = [&] {
+    __syncwarp();  // until every lane has read it
+    warp_arrive(barriers.tile_empty[tiles.at]);
+    tiles.step();
+  };
   QueryOperands<T> operands;
-  // Past the last tile Q and its product are of no use, but a branch around them is not allowed.
-  const auto take_queries = [&](bool more) {
-    if (more) queries.wait_full(barriers.q_full);
+  // Where no tile follows, the product with what Q was is of no use, but a branch around it is not
+  // allowed.
+  const auto take_queries = [&] {
+    queries.wait_full(barriers.q_full);
     q = shared.q + queries.at * T::kQBytes + group * (64 * 128);
     queries.step();
     if constexpr (T::kQRegisters) {
@@ -340,102 +347,108 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
       warp_arrive(barriers.q_empty[0]);
     }
   };
-  tiles.wait_full(barriers.tile_full);
-  if (barriers.work[0].number < 0) return;
   float s[T::kBc / 2];
   Fragment weights[T::kBc / 16];
   State<T> state;
   turns.start();
-  take_queries(true);
-  keys.wait_full(barriers.k_full);
-  turns.wait();
-  wgmma_fence();
-  issue_qk<T>(operands, q, key_tile(), s);
-  turns.pass();
   while (true) {
-    const Work& work = barriers.work[tiles.at];
-    const Tile& tile = work.tile;
-    const int first = work.first_block;
-    const int last = work.end_block - 1;
-    // Read once: memory's contents are not known to last.
-    const int open_first = work.open_first, open_end = work.open_end;
-    const int shifted_end = work.shifted_end;
-    const auto prepare_scores = [&](int block, bool hides) {
-      if constexpr (T::kFull) apply_options<T>(params, tile, row, block * T::kBc, s);
-      if (hides) mask_scores<T>(params, tile, row, block * T::kBc, s);
-    };
-    float alpha[2];
-    state.m[0] = state.m[1] = -kInfinity;
-    state.l[0] = state.l[1] = 0.0F;
-    state.rounded[0] = state.rounded[1] = 0.0F;
-    wgmma_wait<0>();
-    release_keys();
-    prepare_scores(last, work.hides(last));
-    online_softmax<T>(c, s, state, alpha);
-    as_operands<T>(s, weights);
-    if (T::kOptimistic) add_rounded<T>(weights, state);
-    const int tail = tile.k_len - last * T::kBc;
-    if (clears_tail && tail < T::kBc) {
-      values.wait_full(barriers.v_full);
-      clear_values<T>(group, value_tile(), tail);
+    tiles.wait_full(barriers.tile_full);
+    const int number = barriers.work[tiles.at].number;
+    if (number == Work::kEnd) return;
+    if (number == Work::kPause) {
+      release_work();
+      continue;
     }
+    take_queries();
+    keys.wait_full(barriers.k_full);
+    turns.wait();
+    wgmma_fence();
+    issue_qk<T>(operands, q, key_tile(), s);
+    turns.pass();
+    bool more;
+    do {
+      const Work& work = barriers.work[tiles.at];
+      const Tile& tile = work.tile;
+      const int first = work.first_block;
+      const int last = work.end_block - 1;
+      // Read once: memory's contents are not known to last.
+      const int open_first = work.open_first, open_end = work.open_end;
+      const int shifted_end = work.shifted_end;
+      const auto prepare_scores = [&](int block, bool hides) {
+        if constexpr (T::kFull) apply_options<T>(params, tile, row, block * T::kBc, s);
+        if (hides) mask_scores<T>(params, tile, row, block * T::kBc, s);
+      };
+      float alpha[2];
+      state.base[0] = state.base[1] = -kInfinity;
+      state.l[0] = state.l[1] = 0.0F;
+      wgmma_wait<0>();
+      release_keys();
+      prepare_scores(last, work.hides(last));
+      online_softmax<T>(c, s, state, alpha);
+      as_operands<T>(s, weights);
+      const int tail = tile.k_len - last * T::kBc;
+      if (clears_tail && tail < T::kBc) {
+        values.wait_full(barriers.v_full);
+        clear_values<T>(group, value_tile(), tail);
+      }
 #pragma unroll
-    for (float& x : state.o) x = 0.0F;
+      for (float& x : state.o) x = 0.0F;
 #pragma unroll 1
-    for (int block = last - 1; block >= first; --block) {
-      const bool hides = block < open_first || block >= open_end;
-      // Only at first: the maximum of a row whose scores were all -inf then must not move any more.
-      const bool online = !T::kOptimistic || block >= shifted_end;
-      keys.wait_full(barriers.k_full);
+      for (int block = last - 1; block >= first; --block) {
+        const bool hides = block < open_first || block >= open_end;
+        // Only at first: the maximum of a row whose scores were all -inf then must not move any
+        // more.
+        const bool online = block >= shifted_end;
+        keys.wait_full(barriers.k_full);
+        values.wait_full(barriers.v_full);
+        turns.wait();
+        wgmma_fence();
+        if (T::kPvFirst) issue_pv<T>(weights, value_tile(), state.o);
+        issue_qk<T>(operands, q, key_tile(), s);
+        if (!T::kPvFirst) issue_pv<T>(weights, value_tile(), state.o);
+        turns.pass();
+        wgmma_wait<T::kPvFirst ? 0 : 1>();
+        release_keys();
+        if (T::kPvFirst) release_values();
+        prepare_scores(block, hides);
+        bool moved = true;
+        if (online) {
+          online_softmax<T>(c, s, state, alpha);
+        } else {
+          moved = shifted_softmax<T>(c, s, state, alpha);
+        }
+        if (!T::kPvFirst) {
+          wgmma_wait<0>();
+          release_values();
+        }
+        if (moved) rescale<T>(alpha, state);
+        as_operands<T>(s, weights);
+      }
+      if (!T::kQRegisters) warp_arrive(barriers.q_empty[queries.at ^ (T::kQStages - 1)]);
+      const int at = tiles.at;
+      tiles.step();
+      tiles.wait_full(barriers.tile_full);
+      more = barriers.work[tiles.at].number >= 0;
+      if (more) {
+        take_queries();
+        keys.wait_full(barriers.k_full);
+      }
       values.wait_full(barriers.v_full);
       turns.wait();
       wgmma_fence();
-      if (T::kPvFirst) issue_pv<T>(weights, value_tile(), state.o);
+      issue_pv<T>(weights, value_tile(), state.o);
       issue_qk<T>(operands, q, key_tile(), s);
-      if (!T::kPvFirst) issue_pv<T>(weights, value_tile(), state.o);
       turns.pass();
-      wgmma_wait<T::kPvFirst ? 0 : 1>();
-      release_keys();
-      if (T::kPvFirst) release_values();
-      prepare_scores(block, hides);
-      if (online) {
-        online_softmax<T>(c, s, state, alpha);
-      } else {
-        shifted_softmax<T>(c, s, state);
-      }
-      if (!T::kPvFirst) {
-        wgmma_wait<0>();
-        release_values();
-      }
-      if (online) rescale<T>(alpha, state);
-      as_operands<T>(s, weights);
-      if (T::kOptimistic) add_rounded<T>(weights, state);
-    }
-    if (!T::kQRegisters) warp_arrive(barriers.q_empty[queries.at ^ (T::kQStages - 1)]);
-    std::uint64_t& tile_empty = barriers.tile_empty[tiles.at];
-    tiles.step();
-    tiles.wait_full(barriers.tile_full);
-    const bool more = barriers.work[tiles.at].number >= 0;
-    take_queries(more);
-    if (more) keys.wait_full(barriers.k_full);
-    values.wait_full(barriers.v_full);
-    turns.wait();
-    wgmma_fence();
-    issue_pv<T>(weights, value_tile(), state.o);
-    issue_qk<T>(operands, q, key_tile(), s);
-    turns.pass();
-    wgmma_wait<1>();
-    release_values();
-    if (T::kOptimistic) {
-      const bool lost = lost_range<T>(params, tile, row, state);
-      if (__any_sync(0xffffffffU, lost) && lane_id() == 0) lose_tile(params, work.number);
-    }
-    store_tile<T>(params, tile, row, c, state);
-    __syncwarp();  // until every lane has read the work
-    warp_arrive(tile_empty);
-    if (!more) break;
+      wgmma_wait<1>();
+      release_values();
+      const bool lost = shifted_end > first && lost_range<T>(params, tile, row, state);
+      if (__any_sync(0xffffffffU, lost) && lane_id() == 0) barriers.lost[at] = 1;
+      store_tile<T>(params, tile, row, state);
+      __syncwarp();  // until every lane has read the work
+      warp_arrive(barriers.tile_empty[at]);
+    } while (more);
+    wgmma_wait<0>();
   }
-  wgmma_wait<0>();
 }
 
 template <class T>
@@ -443,7 +456,6 @@ __global__ __launch_bounds__(T::kThreads,
                              1) void forward_kernel(const __grid_constant__ ForwardParams params) {
   extern __shared__ char dynamic[];
   __shared__ Barriers<T> barriers;
-  if (params.again != 0 && params.ledger->lost == 0) return;
   Tiles shared;
   shared.q = (shared_address(dynamic) + 1023U) & ~1023U;
   shared.k = shared.q + T::kQStages * T::kQBytes;

@@ -14,12 +14,12 @@ namespace onchip::cuda::sm90 {
 
 __device__ __forceinline__ int lane_id() { return static_cast<int>(threadIdx.x) % 32; }
 
-/// Running softmax of a thread's two rows. m is the maximum that weights are relative to; l and
-/// `rounded` are this thread's shares of their sum, before and after rounding to 16 bits.
+/// Running softmax of a thread's two rows: weights are exp2(c s - base), l is this thread's share
+/// of their sum.
 template <class T>
 struct State {
   float o[T::kDimV / 2];
-  float m[2], l[2], rounded[2];
+  float base[2], l[2];
 };
 
 /// Calls f(element, row of two, column within the block) for every score.
@@ -35,21 +35,39 @@ __device__ __forceinline__ void for_each_score(float (&s)[T::kBc / 2], F f) {
   }
 }
 
+/// Of a row's scores in a thread, in columns 0, 1, 8, 9, 16..., those in columns before `end`.
+__device__ __forceinline__ int scores_before(int end) { return 2 * (end >> 3) + min(end & 7, 2); }
+
+/// Bits [first, end) of a word, from 0 to 32.
+__device__ __forceinline__ std::uint32_t bit_range(int first, int end) {
+  const auto below = [](int n) { return n >= 32 ? ~0U : (1U << n) - 1; };
+  return below(end) & ~below(first);
+}
+
 /// Scores of keys that a row does not see become -inf; `row` is this thread's first row.
 template <class T>
 __device__ __forceinline__ void mask_scores(const ForwardParams& params, const Tile& tile, int row,
                                             int j0, float (&s)[T::kBc / 2]) {
   const int column = j0 + 2 * (lane_id() % 4);
-  int lo[2];
-  int hi[2];
+  constexpr int kScores = T::kBc / 4;  // of a row
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int position = tile.first + ((row + 8 * r) >> params.pack_shift);
-    lo[r] = tile.key_first(position) - column;
-    hi[r] = tile.key_end(position) - column;
+    const auto place = [&](int key) { return scores_before(max(0, min(key - column, T::kBc))); };
+    const int first = place(tile.key_first(position));
+    const int end = place(tile.key_end(position));
+#pragma unroll
+    for (int word = 0; word < (kScores + 31) / 32; ++word) {
+      const auto within = [&](int at) { return max(0, min(at - 32 * word, 32)); };
+      const std::uint32_t seen = bit_range(within(first), within(end));
+#pragma unroll
+      for (int bit = 0; bit < 32 && 32 * word + bit < kScores; ++bit) {
+        const int k = 32 * word + bit;
+        float& x = s[4 * (k / 2) + 2 * r + k % 2];
+        x = (seen >> bit & 1) != 0 ? x : -kInfinity;
+      }
+    }
   }
-  for_each_score<T>(
-      s, [&](float& x, int r, int at) { x = at >= lo[r] && at < hi[r] ? x : -kInfinity; });
 }
 
 /// Softcap and ALiBi; scores leave in base 2.
@@ -101,35 +119,67 @@ __device__ __forceinline__ float to_weights(float c, float base, int r, float (&
   return sum;
 }
 
-/// A row that has seen nothing keeps m = -inf; -inf - (-inf) must not become NaN.
-__device__ __forceinline__ float shift_of(float m, float c) {
-  return m == -kInfinity ? 0.0F : m * c;
-}
+/// A row that has seen nothing keeps base = -inf; -inf - (-inf) must not become NaN.
+__device__ __forceinline__ float shift_of(float base) { return base == -kInfinity ? 0.0F : base; }
 
-/// Takes a block of scores into (m, l) and turns them into weights exp2(c (s - m)); `alpha` is what
-/// earlier sums are to be multiplied by.
+/// Takes a block of scores into (base, l), base being the maximum so far, and turns them into
+/// weights; `alpha` is what earlier sums are to be multiplied by.
 template <class T>
 __device__ __forceinline__ void online_softmax(float c, float (&s)[T::kBc / 2], State<T>& state,
                                                float (&alpha)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float top = state.m[r];
+    float top = -kInfinity;
 #pragma unroll
     for (int n = 0; n < T::kBc / 8; ++n)
       top = fmaxf(top, fmaxf(s[4 * n + 2 * r], s[4 * n + 2 * r + 1]));
-    top = quad_max(top);
-    const float base = shift_of(top, c);
-    alpha[r] = exp2_fast(state.m[r] * c - base);
-    state.m[r] = top;
-    state.l[r] = fmaf(state.l[r], alpha[r], to_weights<T>(c, base, r, s));
+    const float base = fmaxf(state.base[r], quad_max(top) * c);
+    alpha[r] = exp2_fast(state.base[r] - shift_of(base));
+    state.base[r] = base;
+    state.l[r] = fmaf(state.l[r], alpha[r], to_weights<T>(c, shift_of(base), r, s));
   }
 }
 
-/// The same relative to the maximum of the blocks before, whatever this one's is.
+/// Weights of a block relative to the base of those before, whatever this block's maximum is.
+/// Returns whether a row's base moved after all: where one weight may have most of its row's sum it
+/// must be exactly 1, as the maximum's is in the online softmax, or its rounding to 16 bits would
+/// not cancel; nor may weights leave their range. alpha: as above.
 template <class T>
-__device__ __forceinline__ void shifted_softmax(float c, float (&s)[T::kBc / 2], State<T>& state) {
+__device__ __forceinline__ bool shifted_softmax(float c, float (&s)[T::kBc / 2], State<T>& state,
+                                                float (&alpha)[2]) {
+  constexpr float kShare = 8.0F;  // of the sums so far
+  constexpr float kMost = 256.0F;
+  float sum[2];
+  bool far = false;
 #pragma unroll
-  for (int r = 0; r < 2; ++r) state.l[r] += to_weights<T>(c, shift_of(state.m[r], c), r, s);
+  for (int r = 0; r < 2; ++r) {
+    sum[r] = to_weights<T>(c, shift_of(state.base[r]), r, s);
+    far = far || sum[r] > fminf(fmaxf(kShare * state.l[r], 1.0F), kMost);
+  }
+  const bool moves = __any_sync(0xffffffffU, far);
+  if (moves) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float top = 1.0F;
+#pragma unroll
+      for (int n = 0; n < T::kBc / 8; ++n)
+        top = fmaxf(top, fmaxf(s[4 * n + 2 * r], s[4 * n + 2 * r + 1]));
+      const float old = shift_of(state.base[r]);
+      const float base = old + log2f(quad_max(top));
+      alpha[r] = exp2_fast(old - base);
+      state.base[r] = base;
+      state.l[r] *= alpha[r];
+      sum[r] *= alpha[r];
+#pragma unroll
+      for (int n = 0; n < T::kBc / 8; ++n) {
+        s[4 * n + 2 * r] *= alpha[r];
+        s[4 * n + 2 * r + 1] *= alpha[r];
+      }
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) state.l[r] += sum[r];
+  return moves;
 }
 
 /// Weights as A operands.
@@ -144,47 +194,26 @@ __device__ __forceinline__ void as_operands(const float (&s)[T::kBc / 2],
   }
 }
 
-/// Adds up the weights as the second product sees them: a later key far ahead of m has a weight
-/// that is not exactly 1, and its rounding must cancel.
-template <class T>
-__device__ __forceinline__ void add_rounded(const Fragment (&p)[T::kBc / 16], State<T>& state) {
-#pragma unroll
-  for (int n = 0; n < T::kBc / 16; ++n) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 pair = unpack<typename T::Element>(p[n].x[i]);
-      state.rounded[i % 2] += pair.x + pair.y;
-    }
-  }
-}
-
 template <class T>
 __device__ __forceinline__ void rescale(const float (&alpha)[2], State<T>& state) {
 #pragma unroll
   for (int i = 0; i < T::kDimV / 2; ++i) state.o[i] *= alpha[i / 2 % 2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) state.rounded[r] *= alpha[r];
 }
 
-/// Whether a row's weights left the range in which their sums are exact: a later key was far ahead
-/// of the maximum of the first blocks.
+/// Whether a sum of a row is not finite: a later key may have been too far ahead of the first ones.
 template <class T>
 __device__ __forceinline__ bool lost_range(const ForwardParams& params, const Tile& tile, int row,
                                            const State<T>& state) {
-  constexpr float kLeast = 0x1p-100F;
-  constexpr float kMost = 0x1p100F;
   bool lost = false;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float l = quad_sum(state.l[r]);
     const RowPlace place(params, tile, row + 8 * r);
-    const bool sees_keys = tile.key_first(place.position) < tile.key_end(place.position);
-    const bool in_range = l >= kLeast && l <= kMost;
-    float zero = state.rounded[r] * 0.0F;  // NaN as soon as one output is not finite
+    float zero = l * 0.0F;  // NaN as soon as the sum or an output is not finite
 #pragma unroll
     for (int n = 0; n < T::kDimV / 8; ++n)
       zero = fmaf(state.o[4 * n + 2 * r], 0.0F, fmaf(state.o[4 * n + 2 * r + 1], 0.0F, zero));
-    lost |= place.counts && sees_keys && (!in_range || zero != 0.0F);
+    lost |= place.counts && zero != 0.0F;
   }
   return lost;
 }

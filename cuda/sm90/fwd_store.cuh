@@ -36,7 +36,7 @@ __device__ __forceinline__ void store_lse(const ForwardParams& params, const Til
 /// out and lse of a tile.
 template <class T>
 __device__ __forceinline__ void store_tile(const ForwardParams& params, const Tile& tile, int row,
-                                           float c, const State<T>& state) {
+                                           const State<T>& state) {
   using Element = typename T::Element;
   const host::KernelParams& common = params.common;
   const host::Problem& p = common.problem;
@@ -45,8 +45,8 @@ __device__ __forceinline__ void store_tile(const ForwardParams& params, const Ti
     const RowPlace place(params, tile, row + 8 * r);
     const float l = quad_sum(state.l[r]);
     const bool sees_nothing = l == 0.0F || !place.counts;
-    float factor = 1.0F / (T::kOptimistic ? quad_sum(state.rounded[r]) : l);
-    float lse = shift_of(state.m[r], c) + log2f(l);  // in base 2
+    float factor = 1.0F / l;
+    float lse = shift_of(state.base[r]) + log2f(l);  // in base 2
     if (p.has_sinks && !sees_nothing) {
       const float sink =
           kLog2e * static_cast<const float*>(common.operands.sinks)[place.head * p.sinks];

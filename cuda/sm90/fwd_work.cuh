@@ -26,8 +26,9 @@ struct Tile {
 
 /// A tile, its number and its blocks of keys, as one warp works them out for the others.
 struct Work {
+  static constexpr int kPause = -1, kEnd = -2;  // in place of a number
   Tile tile;
-  int number;                  // below 0: there is no more
+  int number;
   int first_block, end_block;  // blocks that some row sees
   int open_first, open_end;    // blocks of which every row sees all keys
   int shifted_end;             // open blocks before this one: each row has met a key behind them
