@@ -25,7 +25,8 @@ DEVICE = {
 # What torch says of autograd's thread.
 NO_CONTEXT = (
     "Attempting to run cuBLAS, but there was no current CUDA context! Attempting to set the "
-    "primary context... (Triggered internally at /pytorch/aten/src/ATen/cuda/CublasHandlePool.cpp:335.)"
+    "primary context... (Triggered internally at "
+    "/pytorch/aten/src/ATen/cuda/CublasHandlePool.cpp:335.)"
 )
 
 
