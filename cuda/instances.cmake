@@ -32,7 +32,7 @@ onchip_kernels(sm80_bwd_@dtype@_d128_single@full@ SOURCE sm80/bwd.cuh FUNCTION s
 onchip_kernels(sm80_bwd_@dtype@_d128_small@full@ SOURCE sm80/bwd.cuh FUNCTION sm80::backward_kernel
   TRAITS "sm80::Backward<@Element@, 128, 64, 64, 2, 2, @kFull@, @kFull@ ? 2 : 1, 1, 1, 1>" SPILLS 216 544)
 onchip_kernels(sm80_bwd_@dtype@_d256@full@ SOURCE sm80/bwd.cuh FUNCTION sm80::backward_kernel
-  TRAITS "sm80::Backward<@Element@, 256, 64, 64, 2, 4, @kFull@, 1, 2, 1, 1>" SPILLS 16 136)
+  TRAITS "sm80::Backward<@Element@, 256, 64, 64, 2, 4, @kFull@, 1, 2, 2, 1>" SPILLS 16 136)
 onchip_kernels(sm80_bwd_@dtype@_d256_single@full@ SOURCE sm80/bwd.cuh FUNCTION sm80::backward_kernel
   TRAITS "sm80::Backward<@Element@, 256, 64, 64, 2, 4, @kFull@, 1, 1, 1, 1>" SPILLS 32 128)
 onchip_kernels(sm80_bwd_@dtype@_d256_small@full@ SOURCE sm80/bwd.cuh FUNCTION sm80::backward_kernel

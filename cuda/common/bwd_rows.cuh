@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "common/dq_sum.cuh"
 #include "common/row_work.cuh"
@@ -13,7 +14,7 @@
 
 namespace onchip::cuda {
 
-/// Threads that share a row in prepare_rows, 8 elements each, and in finish_dq, 4 each.
+/// Threads that share a row in prepare_rows and in finish_dq, 8 elements each.
 __host__ __device__ constexpr unsigned prepare_lanes(const host::Problem& p) {
   const int dim = static_cast<int>(p.dim > p.dim_v ? p.dim : p.dim_v);
   unsigned lanes = 2;
@@ -22,7 +23,7 @@ __host__ __device__ constexpr unsigned prepare_lanes(const host::Problem& p) {
 }
 __host__ __device__ constexpr unsigned finish_lanes(const host::Problem& p) {
   unsigned lanes = 4;
-  while (lanes * 4 < static_cast<unsigned>(p.dim)) lanes *= 2;
+  while (lanes * 8 < static_cast<unsigned>(p.dim)) lanes *= 2;
   return lanes;
 }
 
@@ -48,7 +49,7 @@ struct EightElements {
 };
 
 /// delta = dout.out - dlse; lse2 = lse in base 2, +inf for rows that see nothing, so that their P
-/// is 0; dq_sum = 0.
+/// is 0; dq_sum = 0. With float32 inputs lse2 is lse itself, for a product by log2(e) would round.
 template <class Element>
 __global__ void prepare_rows(const __grid_constant__ host::KernelParams params) {
   const host::Problem& p = params.problem;
@@ -76,7 +77,9 @@ __global__ void prepare_rows(const __grid_constant__ host::KernelParams params) 
     if (lse != -kInfinity && p.has_dlse)
       sum -= static_cast<const float*>(params.operands.dlse)[at.offset(p.dlse)];
     params.delta[to] = sum;
-    params.lse2[to] = lse == -kInfinity ? kInfinity : lse * kLog2e;
+    constexpr bool kNatural = std::is_same_v<Element, float>;
+    params.lse2[to] = lse == -kInfinity ? kInfinity : kNatural ? lse : lse * kLog2e;
+    if (kNatural) params.lse_rest[to] = 0.0F;
   }
   const int pitch = dq_pitch(static_cast<int>(p.dim));
   if (params.dq_sum == nullptr || e >= pitch) return;
@@ -88,12 +91,16 @@ __global__ void prepare_rows(const __grid_constant__ host::KernelParams params) 
 inline __global__ void sink_gradient(const __grid_constant__ host::KernelParams params) {
   const host::Problem& p = params.problem;
   const auto head = static_cast<std::int64_t>(blockIdx.x);
-  const float sink = kLog2e * static_cast<const float*>(params.operands.sinks)[head * p.sinks];
+  const bool natural = p.dtype == DType::float32;
+  const float logit = static_cast<const float*>(params.operands.sinks)[head * p.sinks];
   double sum = 0.0;
   for (std::int64_t row = threadIdx.x; row < p.total_q; row += blockDim.x) {
     const std::int64_t at = head * p.total_q + row;
-    if (params.lse2[at] != kInfinity)
-      sum -= static_cast<double>(exp2f(sink - params.lse2[at]) * params.delta[at]);
+    const float lse = params.lse2[at];
+    if (lse == kInfinity) continue;
+    const float weight =
+        natural ? expf((logit - lse) - params.lse_rest[at]) : exp2f(kLog2e * logit - lse);
+    sum -= static_cast<double>(weight * params.delta[at]);
   }
   __shared__ double sums[256];
   sums[threadIdx.x] = sum;
@@ -105,31 +112,44 @@ inline __global__ void sink_gradient(const __grid_constant__ host::KernelParams 
     static_cast<float*>(params.operands.dsinks)[head * p.dsinks] = static_cast<float>(sums[0]);
 }
 
-/// dq = scale * dq_sum, in q's dtype and strides. A thread takes its four values of a group.
+/// Thread q's four values of a group, times `factor`, to row + group.
+template <class Element>
+__device__ __forceinline__ void store_dq_group(Element* group, int q, const float4& x, float factor,
+                                               bool right, bool aligned) {
+  Element* to = group + 2 * q;
+  if (aligned) {
+    *reinterpret_cast<std::uint32_t*>(to) = pack<Element>(x.x * factor, x.y * factor);
+    if (right)
+      *reinterpret_cast<std::uint32_t*>(to + 8) = pack<Element>(x.z * factor, x.w * factor);
+    return;
+  }
+  to[0] = from_float<Element>(x.x * factor);
+  to[1] = from_float<Element>(x.y * factor);
+  if (!right) return;
+  to[8] = from_float<Element>(x.z * factor);
+  to[9] = from_float<Element>(x.w * factor);
+}
+
+/// dq = scale * dq_sum, in q's dtype and strides. A thread takes its four values of two groups, so
+/// that two loads are on their way.
 template <class Element>
 __global__ void finish_dq(const __grid_constant__ host::KernelParams params) {
   const host::Problem& p = params.problem;
   const unsigned lanes = finish_lanes(p);
   const int dim = static_cast<int>(p.dim);
-  const int group = static_cast<int>(threadIdx.x % lanes) / 4 * 16;
+  const int first = static_cast<int>(threadIdx.x % lanes) / 4 * 16;
+  const int second = first + static_cast<int>(lanes) * 4;
   const int q = static_cast<int>(threadIdx.x % 4);
   QueryRow at;
-  if (!at.find(params, row_number(lanes)) || group >= dim) return;
-  const float scale = static_cast<float>(p.scale);
-  const float4 x =
-      load_dq_group(params.dq_sum + (at.head * p.total_q + at.row) * dq_pitch(dim) + group, q);
-  auto* to = static_cast<Element*>(params.operands.dq) + at.offset(p.dq) + group + 2 * q;
-  const bool right = group + 8 < dim;  // D is a multiple of 8
-  if (params.aligned) {
-    *reinterpret_cast<std::uint32_t*>(to) = pack<Element>(x.x * scale, x.y * scale);
-    if (right) *reinterpret_cast<std::uint32_t*>(to + 8) = pack<Element>(x.z * scale, x.w * scale);
-    return;
-  }
-  to[0] = from_float<Element>(x.x * scale);
-  to[1] = from_float<Element>(x.y * scale);
-  if (!right) return;
-  to[8] = from_float<Element>(x.z * scale);
-  to[9] = from_float<Element>(x.w * scale);
+  if (!at.find(params, row_number(lanes)) || first >= dim) return;
+  const float* sums = params.dq_sum + (at.head * p.total_q + at.row) * dq_pitch(dim);
+  const float4 x = load_dq_group(sums + first, q);
+  const float4 y = second < dim ? load_dq_group(sums + second, q) : float4{};
+  const auto scale = static_cast<float>(p.scale);
+  auto* row = static_cast<Element*>(params.operands.dq) + at.offset(p.dq);
+  // A group's right half may lie past D, which is a multiple of 8.
+  store_dq_group(row + first, q, x, scale, first + 8 < dim, params.aligned);
+  if (second < dim) store_dq_group(row + second, q, y, scale, second + 8 < dim, params.aligned);
 }
 
 }  // namespace onchip::cuda

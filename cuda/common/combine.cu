@@ -16,6 +16,13 @@ struct Combined {
   float lse = -kInfinity;
 };
 
+/// Weight of part `at`, exp(lse - base). A float32 lse of 100 is off by 4e-6, and so would be the
+/// weight: with float32 inputs, what rounding took from it is there too.
+__device__ float part_weight(const host::KernelParams& params, std::int64_t at, float base) {
+  const float distance = params.partial_lse[at] - base;
+  return expf(params.lse_rest == nullptr ? distance : distance + params.lse_rest[at]);
+}
+
 /// out = sum_n w_n partial_n / sum, w_n = exp(lse_n - top), with the sink in the sum.
 __device__ Combined combine_row(const host::KernelParams& params, std::int64_t number, int head) {
   const host::Problem& p = params.problem;
@@ -36,9 +43,8 @@ __device__ Combined combine_row(const host::KernelParams& params, std::int64_t n
   float sum = expf(sink - base);
   Combined result;
   for (int first = 0; first < splits; first += 32) {
-    const float mine = first + lane < splits
-                           ? expf(params.partial_lse[(first + lane) * rows + number] - base)
-                           : 0.0F;
+    const float mine =
+        first + lane < splits ? part_weight(params, (first + lane) * rows + number, base) : 0.0F;
     for (int n = 0; n < min(32, splits - first); ++n) {
       const float weight = __shfl_sync(0xffffffffU, mine, n);
       if (weight == 0.0F) continue;

@@ -61,10 +61,10 @@ __device__ __forceinline__ void store_float(DType dtype, void* base, std::int64_
   }
 }
 
-/// Contract, rules 1 to 3: q.k to a score in base 2. `slope` receives d softcap / ds.
-__device__ __forceinline__ float option_score(const host::KernelParams& params,
-                                              const RowOptions& row, int j, float scale, float s,
-                                              float& slope) {
+/// Contract, rules 1 to 3: q.k to a score. `slope` receives d softcap / ds.
+__device__ __forceinline__ float natural_score(const host::KernelParams& params,
+                                               const RowOptions& row, int j, float scale, float s,
+                                               float& slope) {
   const host::Problem& p = params.problem;
   s *= scale;
   slope = 1.0F;
@@ -78,7 +78,14 @@ __device__ __forceinline__ float option_score(const host::KernelParams& params,
     s += load_float(p.bias_dtype, params.operands.bias, row.bias + j * p.bias.col);
   }
   if (p.has_alibi) s -= row.slope * fabsf(row.diagonal - static_cast<float>(j));
-  return s * kLog2e;
+  return s;
+}
+
+/// The same in base 2.
+__device__ __forceinline__ float option_score(const host::KernelParams& params,
+                                              const RowOptions& row, int j, float scale, float s,
+                                              float& slope) {
+  return kLog2e * natural_score(params, row, j, scale, s, slope);
 }
 
 /// The draws of keys [8 * (j / 8), + 8): word w holds lanes 2w and 2w + 1.

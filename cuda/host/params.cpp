@@ -119,6 +119,7 @@ host::KernelParams make_params(const detail::PlanImpl& plan, const host::Operand
   place(at.partial_lse, params.partial_lse);
   place(at.delta, params.delta);
   place(at.lse2, params.lse2);
+  place(at.lse_rest, params.lse_rest);
   if (at.statistics_in_dq) {  // 8 of the 16 bytes or more that a row of dq has
     const auto address = reinterpret_cast<std::uintptr_t>(operands.dq);
     params.delta = reinterpret_cast<float*>((address + 3) & ~std::uintptr_t{3});

@@ -27,6 +27,15 @@ __device__ __forceinline__ Fragment load_matrix_transposed(std::uint32_t address
   return f;
 }
 
+#if __CUDA_ARCH__ >= 900
+/// The inverse of load_matrix.
+__device__ __forceinline__ void store_matrix(std::uint32_t address, const Fragment& f) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+               "r"(f.x[0]), "r"(f.x[1]), "r"(f.x[2]), "r"(f.x[3])
+               : "memory");
+}
+#endif
+
 /// c += a . b for one 16x8 tile and 16 steps of depth, in float32.
 template <class Element>
 __device__ __forceinline__ void mma(float (&c)[4], const Fragment& a, std::uint32_t b0,

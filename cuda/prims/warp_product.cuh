@@ -5,35 +5,49 @@
 
 namespace onchip::cuda {
 
+struct NothingBeside {
+  __device__ __forceinline__ void operator()(int /*product*/) const {}
+};
+
 /// c += A . B for kTiles x 16 rows, all columns of c and kSteps x 16 steps of depth, by one warp.
-/// load_a(t, step) is a fragment of 16 rows, load_b(step, n) one of 16 columns. Each is loaded one
-/// product ahead of its use.
-template <class Element, int kSteps, int kTiles, int kHalves, class LoadA, class LoadB>
+/// load_a(t, step) is a fragment of 16 rows, load_b(step, n) one of 16 columns: loaded kAhead
+/// products ahead of its use, those of a whole step for A. beside(i) runs after product i of
+/// kSteps x (columns / 16): arithmetic put there fills the time that the products take.
+template <class Element, int kSteps, int kAhead = 1, int kTiles, int kHalves, class LoadA,
+          class LoadB, class Beside = NothingBeside>
 __device__ __forceinline__ void warp_product(LoadA load_a, LoadB load_b,
-                                             float (&c)[kTiles][kHalves][4]) {
+                                             float (&c)[kTiles][kHalves][4], Beside beside = {}) {
   constexpr int kColumns = kHalves / 2;
-  Fragment a[2][kTiles];
-  Fragment b[2];
+  constexpr int kProducts = kSteps * kColumns;
+  constexpr int kStepsAhead = (kAhead + kColumns - 1) / kColumns;
+  Fragment a[kStepsAhead + 1][kTiles];
+  Fragment b[kAhead + 1];
 #pragma unroll
-  for (int t = 0; t < kTiles; ++t) a[0][t] = load_a(t, 0);
-  b[0] = load_b(0, 0);
+  for (int step = 0; step < kStepsAhead && step < kSteps; ++step) {
 #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
+    for (int t = 0; t < kTiles; ++t) a[step][t] = load_a(t, step);
+  }
 #pragma unroll
-    for (int n = 0; n < kColumns; ++n) {
-      const int i = step * kColumns + n;
-      if (i + 1 < kSteps * kColumns)
-        b[(i + 1) % 2] = load_b((i + 1) / kColumns, (i + 1) % kColumns);
+  for (int i = 0; i < kAhead && i < kProducts; ++i) b[i] = load_b(i / kColumns, i % kColumns);
 #pragma unroll
-      for (int t = 0; n == 0 && step + 1 < kSteps && t < kTiles; ++t) {
-        a[(step + 1) % 2][t] = load_a(t, step + 1);
-      }
+  for (int i = 0; i < kProducts; ++i) {
+    const int next = i + kAhead;
+    if (next < kProducts) b[next % (kAhead + 1)] = load_b(next / kColumns, next % kColumns);
+    const int step = i / kColumns;
+    const int n = i % kColumns;
+    const int next_step = step + kStepsAhead;
 #pragma unroll
-      for (int t = 0; t < kTiles; ++t) {
-        mma<Element>(c[t][2 * n], a[step % 2][t], b[i % 2].x[0], b[i % 2].x[1]);
-        mma<Element>(c[t][2 * n + 1], a[step % 2][t], b[i % 2].x[2], b[i % 2].x[3]);
-      }
+    for (int t = 0; n == 0 && next_step < kSteps && t < kTiles; ++t) {
+      a[next_step % (kStepsAhead + 1)][t] = load_a(t, next_step);
     }
+    const Fragment& columns = b[i % (kAhead + 1)];
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      const Fragment& rows = a[step % (kStepsAhead + 1)][t];
+      mma<Element>(c[t][2 * n], rows, columns.x[0], columns.x[1]);
+      mma<Element>(c[t][2 * n + 1], rows, columns.x[2], columns.x[3]);
+    }
+    beside(i);
   }
 }
 

@@ -126,15 +126,18 @@ __device__ __forceinline__ void backward_head(const host::KernelParams& params, 
       [[maybe_unused]] Transposed<T> slope;
       multiply_transposed<T>(tiles.k, stages.q(n), column, weights);
       if constexpr (T::kFull) apply_options<T>(params, query, column, j0, weights, slope);
-      to_weights<T>(c, column, rows, weights);
-      if (masked) clear_hidden<T>(keys, query.rows, i0, j0, column, weights);
       Transposed<T> ds;  // dP^T, then dS^T
-      multiply_transposed<T>(tiles.v, stages.dout(n), column, ds);
+      multiply_transposed<T>(tiles.v, stages.dout(n), column, ds, [&](int product) {
+        to_weights<T>(product, c, column, rows, weights);
+      });
       Transposed<T> kept = weights;
       if (dropout) apply_dropout<T>(params, query, column, j0, kept, ds);
       to_score_gradient<T>(column, rows + T::kBr, weights, ds);
       if constexpr (T::kFull) scale_by<T>(slope, ds);
-      if (masked) clear_hidden<T>(keys, query.rows, i0, j0, column, ds);
+      if (masked) {
+        clear_hidden<T>(keys, query.rows, i0, j0, column, kept);
+        clear_hidden<T>(keys, query.rows, i0, j0, column, ds);
+      }
 
       if (T::kBuffers == 1 && column == 0) __syncthreads();
       const Operands<T> p_operands(kept);

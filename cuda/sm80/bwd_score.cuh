@@ -23,23 +23,28 @@ __device__ __forceinline__ int query_of(int column, int n, int e) {
   return first_query<T>() + column + 8 * n + 2 * (lane_id() % 4) + e;
 }
 
-/// x = op(x, key, query, t, n, i) for every element, key and query being places in the tile.
+/// per_pair(per_query(query), key, t, n, i) for the keys of this thread's m-th query of a part, key
+/// and query being places in the tile.
+template <class T, class PerQuery, class PerPair>
+__device__ __forceinline__ void for_keys_of(int m, int column, PerQuery per_query,
+                                            PerPair per_pair) {
+  const int n = m / 2;
+  const int e = m % 2;
+  const auto query = per_query(query_of<T>(column, n, e));
+#pragma unroll
+  for (int t = 0; t < T::kKeyTiles; ++t) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      per_pair(query, key_of<T>(t, half), t, n, 2 * half + e);
+    }
+  }
+}
+
+/// The same for all queries of a part.
 template <class T, class PerQuery, class PerPair>
 __device__ __forceinline__ void for_each_pair(int column, PerQuery per_query, PerPair per_pair) {
 #pragma unroll
-  for (int n = 0; n < T::kColumns / 8; ++n) {
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const auto query = per_query(query_of<T>(column, n, e));
-#pragma unroll
-      for (int t = 0; t < T::kKeyTiles; ++t) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          per_pair(query, key_of<T>(t, half), t, n, 2 * half + e);
-        }
-      }
-    }
-  }
+  for (int m = 0; m < T::kColumns / 4; ++m) for_keys_of<T>(m, column, per_query, per_pair);
 }
 
 /// Options of the full instances: scores to base 2; `slope` receives d softcap / ds.
@@ -72,15 +77,21 @@ __device__ __forceinline__ void apply_dropout(const host::KernelParams& params,
       });
 }
 
-/// Scores to P^T = exp2(c s - lse2).
+/// Scores to P^T = exp2(c s - lse2): the share of one of T::kScoreProducts products, under which it
+/// is computed.
 template <class T>
-__device__ __forceinline__ void to_weights(float c, int column, const float* lse2,
+__device__ __forceinline__ void to_weights(int product, float c, int column, const float* lse2,
                                            Transposed<T>& scores) {
-  for_each_pair<T>(
-      column, [&](int query) { return lse2[query]; },
-      [&](float lse, int /*key*/, int t, int n, int i) {
-        scores.s[t][n][i] = exp2_fast(fmaf(scores.s[t][n][i], c, -lse));
-      });
+  constexpr int kQueries = T::kColumns / 4;
+  constexpr int kShare = (kQueries + T::kScoreProducts - 1) / T::kScoreProducts;
+#pragma unroll
+  for (int m = product * kShare; m < (product + 1) * kShare && m < kQueries; ++m) {
+    for_keys_of<T>(
+        m, column, [&](int query) { return lse2[query]; },
+        [&](float lse, int /*key*/, int t, int n, int i) {
+          scores.s[t][n][i] = exp2_fast(fmaf(scores.s[t][n][i], c, -lse));
+        });
+  }
 }
 
 /// dS^T = P^T (dP^T - delta), in place of dp.

@@ -40,9 +40,13 @@ struct Backward {
   static constexpr int kQueries = kBr / kQueryWarps;
   static constexpr int kColumns = kQueries / kParts_;
   static constexpr int kSumColumns = kDim / kQueryWarps;
+  // How many products ahead fragments are loaded: as far as the registers go.
+  static constexpr int kScoresAhead = kShared ? 3 : 4;
+  static constexpr int kSumsAhead = kShared ? 1 : 2;
   // Of one warp in dQ: 32 queries, kDqColumns columns.
   static constexpr int kDqRowWarps = kBr / 32;
   static constexpr int kDqColumns = kDim * kDqRowWarps / kWarps;
+  static constexpr int kScoreProducts = kDim / 16 * (kColumns / 16);
   static constexpr int kKeyBytes = kBc * kDim * 2;         // K or V
   static constexpr int kQueryBytes = kBr * kDim * 2;       // Q or dO
   static constexpr int kScoreRow = kBr < 64 ? 64 : kBr;    // a tile's row is at least 8 chunks
@@ -110,9 +114,11 @@ struct KeySums {
 };
 
 /// c = keys . queries^T of this warp; `column`: first query of the part, within the warp's.
-template <class T>
+/// `beside` is called for each of T::kScoreProducts products.
+template <class T, class Beside = NothingBeside>
 __device__ __forceinline__ void multiply_transposed(std::uint32_t keys, std::uint32_t queries,
-                                                    int column, Transposed<T>& c) {
+                                                    int column, Transposed<T>& c,
+                                                    Beside beside = {}) {
   const std::uint32_t a_place = rows_first<T::kDim>(keys + first_key<T>() * T::kDim * 2, lane_id());
   const std::uint32_t b_place =
       columns_first<T::kDim>(queries + (first_query<T>() + column) * T::kDim * 2, lane_id());
@@ -121,9 +127,10 @@ __device__ __forceinline__ void multiply_transposed(std::uint32_t keys, std::uin
 #pragma unroll
     for (auto& x : tile) x[0] = x[1] = x[2] = x[3] = 0.0F;
   }
-  warp_product<typename T::Element, T::kDim / 16>(
+  warp_product<typename T::Element, T::kDim / 16, T::kScoresAhead>(
       [&](int t, int step) { return load_matrix(block_address<T::kDim>(a_place, t, step)); },
-      [&](int step, int n) { return load_matrix(block_address<T::kDim>(b_place, n, step)); }, c.s);
+      [&](int step, int n) { return load_matrix(block_address<T::kDim>(b_place, n, step)); }, c.s,
+      beside);
 }
 
 /// sums += weights . queries for kSteps times 16 queries: weights(t, step) is the A operand.
@@ -133,7 +140,7 @@ __device__ __forceinline__ void add_key_sums(Weights weights, std::uint32_t quer
   const std::uint32_t b_place =
       rows_first<T::kDim>(queries, lane_id()) +
       (T::kShared ? warp_id() % T::kQueryWarps * (T::kSumColumns * 2) : 0);
-  warp_product<typename T::Element, kSteps>(
+  warp_product<typename T::Element, kSteps, T::kSumsAhead>(
       weights,
       [&](int step, int n) {
         return load_matrix_transposed(block_address<T::kDim>(b_place, step, n));
@@ -168,13 +175,20 @@ __device__ __forceinline__ void store_scores(const Operands<T>& from, int column
   for (int t = 0; t < T::kKeyTiles; ++t) {
 #pragma unroll
     for (int n = 0; n < T::kColumns / 16; ++n) {
+      const int key = first_key<T>() + t * 16;
+      const int chunk = (first_query<T>() + column) / 8 + 2 * n;
+#if __CUDA_ARCH__ >= 900
+      const int lane = lane_id();
+      store_matrix(tile + chunk_offset<T::kScoreRow>(key + lane % 16, chunk + lane / 16),
+                   from.x[t][n]);
+#else
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const int key = first_key<T>() + t * 16 + lane_id() / 4 + 8 * (i % 2);
-        const int chunk = (first_query<T>() + column) / 8 + 2 * n + i / 2;
-        const std::uint32_t to = tile + chunk_offset<T::kScoreRow>(key, chunk) + lane_id() % 4 * 4;
-        store_shared(to, from.x[t][n].x[i]);
+        const std::uint32_t row =
+            tile + chunk_offset<T::kScoreRow>(key + lane_id() / 4 + 8 * (i % 2), chunk + i / 2);
+        store_shared(row + lane_id() % 4 * 4, from.x[t][n].x[i]);
       }
+#endif
     }
   }
 }
@@ -192,7 +206,7 @@ __device__ __forceinline__ void add_dq(std::uint32_t ds, std::uint32_t k, float*
       (columns_first<T::kScoreRow>(ds, lane_id()) ^ (row_warp % 2 * 64)) + row_warp / 2 * 128;
   const std::uint32_t b_place =
       (rows_first<T::kDim>(k, lane_id()) ^ (column0 / 32 % 2 * 64)) + column0 / 64 * 128;
-  warp_product<typename T::Element, T::kBc / 16>(
+  warp_product<typename T::Element, T::kBc / 16, T::kSumsAhead>(
       [&](int t, int step) {
         return load_matrix_transposed(block_address<T::kScoreRow>(a_place, step, t));
       },

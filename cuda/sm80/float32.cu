@@ -19,6 +19,9 @@ Kernel sm80_fwd_float32_d256() {
   return describe<RowTraits>("sm80_fwd_float32_d256", &sm80::float32_forward, 0);
 }
 Kernel sm80_bwd_float32_d256() {
+  return describe<RowTraits>("sm80_bwd_float32_d256", &sm80::float32_lse_rest, 0);
+}
+Kernel sm80_bwd_float32_d256_part2() {
   return describe<RowTraits>("sm80_bwd_float32_d256", &sm80::float32_dkdv, 0);
 }
 Kernel sm80_dq_float32_d256() {

@@ -2,6 +2,9 @@
 // float32 inputs on the plain float32 units: the tensor cores round float32 to tf32, which breaks
 // the error bound. One warp computes one row, its lanes share the head dimension. Right first:
 // these are many times slower than the 16-bit kernels. Any alignment.
+//
+// Scores stay in the natural base and are rounded no further: what enters exp is their distance
+// from the row's maximum or lse, which is small where the weight is not.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +18,8 @@
 
 namespace onchip::cuda::sm80 {
 
-inline constexpr int kLaneValues = 8;  // of a row of up to 256
+inline constexpr int kLaneValues = 8;           // of a row of up to 256
+inline constexpr float kLseRounding = 2.4e-7F;  // 4 roundings of a float32, relative
 
 /// A row spread over the lanes of a warp: lane l holds elements l, l + 32, ...
 struct LaneRow {
@@ -32,13 +36,6 @@ struct LaneRow {
       x[i] = e < dim ? from[e] : 0.0F;
     }
   }
-  __device__ __forceinline__ void store(float* to, int dim, float factor) const {
-#pragma unroll
-    for (int i = 0; i < kLaneValues; ++i) {
-      const int e = static_cast<int>(threadIdx.x) % 32 + 32 * i;
-      if (e < dim) to[e] = x[i] * factor;
-    }
-  }
   [[nodiscard]] __device__ __forceinline__ float dot(const LaneRow& other) const {
     float sum = 0.0F;
 #pragma unroll
@@ -52,6 +49,39 @@ struct LaneRow {
   __device__ __forceinline__ void scale(float factor) {
 #pragma unroll
     for (float& value : x) value *= factor;
+  }
+};
+
+/// A sum of any number of rows: in float32 by parts of kPart, which are added up in float64.
+struct LaneSum {
+  static constexpr int kPart = 64;
+  double whole[kLaneValues] = {};
+  LaneRow part;
+  int count = 0;
+
+  __device__ __forceinline__ LaneSum() { part.clear(); }
+  __device__ __forceinline__ void add(float weight, const LaneRow& row) {
+    part.add(weight, row);
+    if (++count == kPart) close();
+  }
+  __device__ __forceinline__ void close() {
+#pragma unroll
+    for (int i = 0; i < kLaneValues; ++i) whole[i] += part.x[i];
+    part.clear();
+    count = 0;
+  }
+  __device__ __forceinline__ void scale(float factor) {
+    part.scale(factor);
+#pragma unroll
+    for (double& value : whole) value *= factor;
+  }
+  __device__ __forceinline__ void store(float* to, int dim, double factor) {
+    close();
+#pragma unroll
+    for (int i = 0; i < kLaneValues; ++i) {
+      const int e = static_cast<int>(threadIdx.x) % 32 + 32 * i;
+      if (e < dim) to[e] = static_cast<float>(whole[i] * factor);
+    }
   }
 };
 
@@ -85,10 +115,9 @@ inline __global__ void float32_forward(const __grid_constant__ host::KernelParam
   const auto split = static_cast<int>(number % params.num_splits);
   const int dim = static_cast<int>(p.dim);
   const int dim_v = static_cast<int>(p.dim_v);
-  LaneRow o;
-  o.clear();
+  LaneSum o;
   float m = -kInfinity;
-  float l = 0.0F;
+  double l = 0.0;
   if (at.counts()) {
     const QueryWork work = as_work(p, at);
     const RowOptions row(params, work, 0);
@@ -108,33 +137,37 @@ inline __global__ void float32_forward(const __grid_constant__ host::KernelParam
       k.load(k_rows(j), dim);
       v.load(v_rows(j), dim_v);
       float slope;
-      const float s = option_score(params, row, j, static_cast<float>(p.scale), q.dot(k), slope);
+      const float s = natural_score(params, row, j, static_cast<float>(p.scale), q.dot(k), slope);
       const float top = fmaxf(m, s);
       const float base = top == -kInfinity ? 0.0F : top;
-      const float alpha = exp2f(m - base);
-      const float weight = exp2f(s - base);
+      const float alpha = expf(m - base);
+      const float weight = expf(s - base);
       l = l * alpha + weight;
-      o.scale(alpha);
+      if (alpha != 1.0F) o.scale(alpha);
       o.add(weight * kept_factor(params, row, j), v);
       m = top;
     }
   }
-  const bool sees_nothing = l == 0.0F;
+  const bool sees_nothing = l == 0.0;
   if (p.has_sinks && params.num_splits == 1 && !sees_nothing) {
-    const float sink = kLog2e * static_cast<const float*>(params.operands.sinks)[at.head * p.sinks];
+    const float sink = static_cast<const float*>(params.operands.sinks)[at.head * p.sinks];
     const float top = fmaxf(m, sink);
-    o.scale(exp2f(m - top));
-    l = l * exp2f(m - top) + exp2f(sink - top);
+    o.scale(expf(m - top));
+    l = l * expf(m - top) + expf(sink - top);
     m = top;
   }
-  if (sees_nothing) o.clear();
-  const float factor = sees_nothing ? 0.0F : 1.0F / l;
-  const float lse = sees_nothing ? -kInfinity : kLn2 * (m + log2f(l));
+  if (sees_nothing) o = LaneSum();
+  const double factor = sees_nothing ? 0.0 : 1.0 / l;
+  const double exact = m + log(l);
+  const float lse = sees_nothing ? -kInfinity : static_cast<float>(exact);
   const bool leader = threadIdx.x % 32 == 0;
   if (params.num_splits > 1) {
     const std::int64_t to = (split * p.total_q + at.row) * p.heads_q + at.head;
     o.store(params.partial_out + to * dim_v, dim_v, factor);
-    if (leader) params.partial_lse[to] = lse;
+    if (leader) {
+      params.partial_lse[to] = lse;
+      params.lse_rest[to] = sees_nothing ? 0.0F : static_cast<float>(exact - lse);
+    }
     return;
   }
   o.store(static_cast<float*>(params.operands.out) + at.offset(p.out), dim_v, factor);
@@ -143,18 +176,65 @@ inline __global__ void float32_forward(const __grid_constant__ host::KernelParam
   }
 }
 
+/// Before the backward pass: lse_rest, the digits that lse has lost in being a float32. Where the
+/// weights of this call's keys add up to 1 but for what rounding lse explains, P is divided by
+/// their sum. Else lse counts more than these keys and is taken as it is. One warp a row and head,
+/// over any number of blocks.
+inline __global__ void float32_lse_rest(const __grid_constant__ host::KernelParams params) {
+  const host::Problem& p = params.problem;
+  const std::int64_t rows = p.total_q * p.heads_q;
+  std::int64_t number = static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.x / 32;
+  for (; number < rows; number += static_cast<std::int64_t>(gridDim.x) * kRowsPerBlock) {
+    QueryRow at;
+    at.find(params, number);
+    const std::int64_t statistics = at.head * p.total_q + at.row;
+    const float lse = params.lse2[statistics];
+    if (!at.counts() || lse == kInfinity) continue;
+    const QueryWork work = as_work(p, at);
+    const RowOptions row(params, work, 0);
+    const host::KeyRange keys = host::key_bounds(p, at.sequence, at.position);
+    const KeyRows<float> k_rows(params, params.operands.k, p.k, at.sequence, work.kv_head);
+    LaneRow q;
+    q.load(static_cast<const float*>(params.operands.q) + at.offset(p.q), static_cast<int>(p.dim));
+    double sum = 0.0;
+    for (auto j = static_cast<int>(keys.lo); j < keys.hi; ++j) {
+      LaneRow k;
+      k.load(k_rows(j), static_cast<int>(p.dim));
+      float slope;
+      sum +=
+          expf(natural_score(params, row, j, static_cast<float>(p.scale), q.dot(k), slope) - lse);
+    }
+    if (p.has_sinks) {
+      sum += expf(static_cast<const float*>(params.operands.sinks)[at.head * p.sinks] - lse);
+    }
+    const auto rest = static_cast<float>(log(sum));
+    const bool rounding = fabsf(rest) <= kLseRounding * fmaxf(1.0F, fabsf(lse));
+    if (rounding && threadIdx.x % 32 == 0) params.lse_rest[statistics] = rest;
+  }
+}
+
+/// What the backward pass knows of a row: lse, +inf where the row sees nothing, and delta.
+struct RowStatistics {
+  float lse, rest, delta;
+
+  __device__ __forceinline__ RowStatistics(const host::KernelParams& params, std::int64_t at)
+      : lse(params.lse2[at]), rest(params.lse_rest[at]), delta(params.delta[at]) {}
+  [[nodiscard]] __device__ __forceinline__ bool sees_nothing() const { return lse == kInfinity; }
+};
+
 /// P and dS of one pair: dS is the gradient in the softmax's argument.
 struct PairGradient {
   float weight, ds, slope;
 
   __device__ __forceinline__ PairGradient(const host::KernelParams& params, const RowOptions& row,
-                                          int j, float qk, float dp, float lse2, float delta) {
+                                          int j, float qk, float dp,
+                                          const RowStatistics& statistics) {
     const float s =
-        option_score(params, row, j, static_cast<float>(params.problem.scale), qk, slope);
+        natural_score(params, row, j, static_cast<float>(params.problem.scale), qk, slope);
     const float factor = kept_factor(params, row, j);
-    const float p = lse2 == kInfinity ? 0.0F : exp2f(s - lse2);
+    const float p = expf((s - statistics.lse) - statistics.rest);
     weight = p * factor;
-    ds = lse2 == kInfinity ? 0.0F : p * (dp * factor - delta);
+    ds = p * (dp * factor - statistics.delta);
   }
 };
 
@@ -165,11 +245,9 @@ inline __global__ void float32_dq(const __grid_constant__ host::KernelParams par
   if (!at.find(params)) return;
   const int dim = static_cast<int>(p.dim);
   const int dim_v = static_cast<int>(p.dim_v);
-  LaneRow dq;
-  dq.clear();
-  const std::int64_t statistics = at.head * p.total_q + at.row;
-  const float lse2 = params.lse2[statistics];
-  if (at.counts() && lse2 != kInfinity) {
+  LaneSum dq;
+  const RowStatistics statistics(params, at.head * p.total_q + at.row);
+  if (at.counts() && !statistics.sees_nothing()) {
     const QueryWork work = as_work(p, at);
     const RowOptions row(params, work, 0);
     const host::KeyRange keys = host::key_bounds(p, at.sequence, at.position);
@@ -184,13 +262,11 @@ inline __global__ void float32_dq(const __grid_constant__ host::KernelParams par
       LaneRow v;
       k.load(k_rows(j), dim);
       v.load(v_rows(j), dim_v);
-      const PairGradient pair(params, row, j, q.dot(k), dout.dot(v), lse2,
-                              params.delta[statistics]);
+      const PairGradient pair(params, row, j, q.dot(k), dout.dot(v), statistics);
       dq.add(pair.ds * pair.slope, k);
     }
   }
-  dq.store(static_cast<float*>(params.operands.dq) + at.offset(p.dq), dim,
-           static_cast<float>(p.scale));
+  dq.store(static_cast<float*>(params.operands.dq) + at.offset(p.dq), dim, p.scale);
 }
 
 /// dK and dV: one warp a (key, KV head). Queries in rising order, head by head.
@@ -211,10 +287,8 @@ inline __global__ void float32_dkdv(const __grid_constant__ host::KernelParams p
   const host::Sequence& s = work.sequence;
   const auto j = static_cast<int>(p.packed ? key - s.k_start : key % p.seqlen_k);
   if (j < 0 || j >= s.k_rows) return;
-  LaneRow dk;
-  LaneRow dv;
-  dk.clear();
-  dv.clear();
+  LaneSum dk;
+  LaneSum dv;
   if (j < s.k_len) {
     LaneRow k;
     LaneRow v;
@@ -229,7 +303,8 @@ inline __global__ void float32_dkdv(const __grid_constant__ host::KernelParams p
         const host::KeyRange keys = host::key_bounds(p, s, i);
         if (j < keys.lo || j >= keys.hi) continue;
         work.first = i;
-        const std::int64_t statistics = query_row(params, s, work.head) + i;
+        const RowStatistics statistics(params, query_row(params, s, work.head) + i);
+        if (statistics.sees_nothing()) continue;
         const RowOptions row(params, work, 0);
         LaneRow q;
         LaneRow dout;
@@ -239,10 +314,7 @@ inline __global__ void float32_dkdv(const __grid_constant__ host::KernelParams p
         dout.load(static_cast<const float*>(params.operands.dout) +
                       host::offset_of(p.dout, s.batch, s.q_start, i, work.head),
                   dim_v);
-        const float lse2 = params.lse2[statistics];
-        if (lse2 == kInfinity) continue;
-        const PairGradient pair(params, row, j, q.dot(k), v.dot(dout), lse2,
-                                params.delta[statistics]);
+        const PairGradient pair(params, row, j, q.dot(k), v.dot(dout), statistics);
         dk.add(pair.ds * pair.slope, q);
         dv.add(pair.weight, dout);
       }
@@ -250,10 +322,10 @@ inline __global__ void float32_dkdv(const __grid_constant__ host::KernelParams p
   }
   dk.store(static_cast<float*>(params.operands.dk) +
                host::offset_of(p.dk, s.batch, s.k_start, j, kv_head),
-           dim, static_cast<float>(p.scale));
+           dim, p.scale);
   dv.store(static_cast<float*>(params.operands.dv) +
                host::offset_of(p.dv, s.batch, s.k_start, j, kv_head),
-           dim_v, 1.0F);
+           dim_v, 1.0);
 }
 
 /// One element of dbias: one warp sums over every batch, head, query and key that it was broadcast
@@ -283,12 +355,11 @@ inline __global__ void float32_dbias(const __grid_constant__ host::KernelParams 
       const KeyRows<float> k_rows(params, params.operands.k, p.k, s, work.kv_head);
       const KeyRows<float> v_rows(params, params.operands.v, p.v, s, work.kv_head);
       for (std::int64_t i = row0; i < row_end; ++i) {
-        const std::int64_t statistics = query_row(params, s, work.head) + i;
-        const float lse2 = params.lse2[statistics];
+        const RowStatistics statistics(params, query_row(params, s, work.head) + i);
         const host::KeyRange keys = host::key_bounds(p, s, i);
         const std::int64_t lo = shape.col == 1 ? keys.lo : max(keys.lo, col);
         const std::int64_t hi = shape.col == 1 ? keys.hi : min(keys.hi, col + 1);
-        if (lse2 == kInfinity || lo >= hi) continue;
+        if (statistics.sees_nothing() || lo >= hi) continue;
         work.first = static_cast<int>(i);
         const RowOptions row(params, work, 0);
         LaneRow q;
@@ -304,9 +375,9 @@ inline __global__ void float32_dbias(const __grid_constant__ host::KernelParams 
           LaneRow v;
           k.load(k_rows(static_cast<int>(j)), dim);
           v.load(v_rows(static_cast<int>(j)), dim_v);
-          sum += static_cast<double>(PairGradient(params, row, static_cast<int>(j), q.dot(k),
-                                                  dout.dot(v), lse2, params.delta[statistics])
-                                         .ds);
+          const PairGradient pair(params, row, static_cast<int>(j), q.dot(k), dout.dot(v),
+                                  statistics);
+          sum += static_cast<double>(pair.ds);
         }
       }
     }

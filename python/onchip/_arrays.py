@@ -10,6 +10,7 @@ All arrays of a call belong to one family. Beside arrays in host memory, the sma
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -174,6 +175,13 @@ class _Filled:
         return self._x.__dlpack__(stream=stream)
 
 
+def _never_freed(x: Any) -> Any:
+    """`x`, which outlives the interpreter. XLA aborts the process where an array dies of which
+    DLPack views are still out, and its threads may be late to return those of the last call."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(x))
+    return x
+
+
 class Jax(Family):
     """JAX arrays are immutable and may share memory with others, so no result is written into one
     that the caller sees. In host memory it is computed in a Buffer, which JAX then takes over.
@@ -219,7 +227,7 @@ class Jax(Family):
             return take_over(x)
         (device,) = like.devices()
         if device not in self._marks:
-            self._marks[device] = self._jax.numpy.zeros(1, "uint8", device=device)
+            self._marks[device] = _never_freed(self._jax.numpy.zeros(1, "uint8", device=device))
         result = take_over(_Filled(x, stream))
         self._await(take_over(_Filled(self._marks[device], stream)))
         return result

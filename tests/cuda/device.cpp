@@ -36,6 +36,10 @@ constexpr std::array kInputs{&Attention::q,
 constexpr std::array kOutputs{&Attention::out, &Attention::lse,   &Attention::dq,    &Attention::dk,
                               &Attention::dv,  &Attention::dbias, &Attention::dsinks};
 
+/// cudaMemcpy from pageable memory returns before the last bytes arrive, and a stream that does not
+/// block waits for nothing.
+void wait_for_copies() { check(cudaStreamSynchronize(cudaStreamLegacy), "wait for copies"); }
+
 }  // namespace
 
 void check(cudaError_t status, const char* what) {
@@ -99,6 +103,7 @@ void Mirror::upload() const {
   for (const Copy& copy : copies_) {
     check(cudaMemcpy(copy.device, copy.host, copy.bytes, cudaMemcpyHostToDevice), "upload");
   }
+  wait_for_copies();
 }
 
 void Mirror::download() const {
@@ -112,6 +117,7 @@ void Mirror::clear_inputs() const {
   for (const Copy& copy : copies_) {
     if (!copy.output) check(cudaMemset(copy.device, 0, copy.bytes), "clear");
   }
+  wait_for_copies();
 }
 
 void Mirror::queue_inputs(const Stream& stream) {
@@ -123,6 +129,7 @@ void Mirror::queue_inputs(const Stream& stream) {
     memory_.emplace_back(copy.bytes);
     std::byte* source = memory_.back().data();
     check(cudaMemcpy(source, copy.host, copy.bytes, cudaMemcpyHostToDevice), "stage");
+    wait_for_copies();
     check(
         cudaMemcpyAsync(copy.device, source, copy.bytes, cudaMemcpyDeviceToDevice, stream.handle()),
         "queue");

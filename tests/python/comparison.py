@@ -9,14 +9,15 @@ import oracle
 from casefile import Array, Case
 
 # A run of the naive computation is one draw of its rounding errors, and the greatest of few errors
-# may be small by luck. The yardstick is the worst of these draws (see `oracle._Arithmetic`).
+# may be small by luck. The yardstick is the worst of these draws (see `oracle._Arithmetic`). In
+# float32 the luck is in the inputs: multiples of 1/8 have exact scores, others have not.
 GRIDS = (1.0, 1.19, 1.41, 1.68)
 
 
 def expect_right(case: Case, got: dict[str, Array], dtype: str) -> None:
     exact = case.reference()
     naive: dict[str, Array] = {}
-    grids = GRIDS if dtype in ("float16", "bfloat16") else GRIDS[:1]
+    grids = GRIDS[:1] if dtype == "float64" else GRIDS
     for grid in grids:
         draw = exact if dtype == "float64" else case.reference(dtype, grid)
         naive = {name: worse(exact[name], naive.get(name, x), x) for name, x in draw.items()}

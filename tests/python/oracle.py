@@ -57,7 +57,8 @@ class _Arithmetic:
             return (x * self.grid).astype(np.float16).astype(self.type) / self.grid
         if self.precision == "bfloat16":
             return to_bfloat16(x * self.grid) / self.grid
-        return x.astype(self.type)
+        kept = x.astype(self.type)
+        return kept if self.grid == 1 else kept * self.grid / self.grid
 
 
 # ---------------------------------------------------------------- dropout

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -16,11 +17,13 @@ pytest.importorskip("rich")
 from typer.testing import CliRunner, Result
 
 import onchip
+from gpu_bench import NO_CONTEXT, HostMeter, noisy
 from onchip.cli import cuda, demo, doctor, memory, probes, selftest, text_input, unfused
 from onchip.cli.app import app
 from onchip.cli.bench.cells import DTYPES
 from onchip.cli.bench.cpu import bars
-from onchip.cli.places import HostPlace
+from onchip.cli.bench.gpu.providers.unfused import unfused_attention
+from onchip.cli.places import HostPlace, TorchPlace
 from oracle import backward, forward
 
 
@@ -139,6 +142,21 @@ def test_demo_refuses(arguments: list[Any], named: str) -> None:
     done = run("demo", *arguments)
     assert done.exit_code == 2
     assert named in done.stderr
+
+
+@pytest.mark.parametrize(("said", "raises"), [(NO_CONTEXT, False), ("something else", True)])
+def test_demo_keeps_to_itself_that_autograd_starts_a_thread(
+    monkeypatch: pytest.MonkeyPatch, said: str, raises: bool
+) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr("onchip.cli.bench.gpu.meter.CudaMeter", HostMeter)
+    monkeypatch.setattr(
+        "onchip.cli.bench.gpu.providers.unfused.unfused_attention", noisy(unfused_attention, said)
+    )
+    monkeypatch.setattr(TorchPlace, "put", lambda self, x: torch.from_numpy(x))
+    x = np.ones((1, 8, 1, 4), np.float32)
+    with pytest.raises(UserWarning) if raises else contextlib.nullcontext():
+        assert TorchPlace().unfused(x, x, x, x) is not None
 
 
 def test_demo_chooses_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:

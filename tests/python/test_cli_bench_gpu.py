@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import math
@@ -18,13 +19,14 @@ pytest.importorskip("rich")
 
 from typer.testing import CliRunner, Result
 
-from gpu_bench import RATES, HostMeter, whole_document
+from gpu_bench import NO_CONTEXT, RATES, HostMeter, noisy, whole_document
 from onchip.cli import cuda
 from onchip.cli.app import app
 from onchip.cli.bench import command, report, results, worker
 from onchip.cli.bench.gpu import bars
 from onchip.cli.bench.gpu.grid import grid
 from onchip.cli.bench.gpu.providers import PROVIDERS
+from onchip.cli.bench.gpu.providers.unfused import Unfused
 from onchip.cli.bench.gpu.suite import GpuSuite
 from onchip.cli.bench.suite import Options
 
@@ -177,6 +179,20 @@ def test_what_is_not_there_or_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(HostMeter, "share_bytes", lambda self: 1000)
     record = opened.measure(spec.cells[0])
     assert record["skipped"]["unfused"] == "takes 1.0 MiB: no room beside the others"
+
+
+@pytest.mark.parametrize(("said", "raises"), [(NO_CONTEXT, False), ("something else", True)])
+def test_a_new_thread_of_autograd_is_no_news(
+    monkeypatch: pytest.MonkeyPatch, said: str, raises: bool
+) -> None:
+    """Here every warning is an error: that of the thread's context is kept away, no other."""
+    pytest.importorskip("torch")
+    monkeypatch.setattr(Unfused, "attention", noisy(Unfused.attention, said))
+    spec, opened = session(
+        ["unfused"], dims=[16], dtypes=["float16"], seqlens=[40], passes=["backward"]
+    )
+    with pytest.raises(UserWarning) if raises else contextlib.nullcontext():
+        assert opened.measure(spec.cells[0])["results"]["unfused"]["right"]
 
 
 def flash_attention(q: Any, k: Any, v: Any, *, causal: bool) -> Any:

@@ -115,13 +115,16 @@ def test_the_naive_computation_is_near_but_not_equal(precision: str) -> None:
         assert 0 < np.abs(reference - other).max() < bound
 
 
-@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
 def test_the_draws_of_the_yardstick_are_of_one_size(precision: str) -> None:
-    """Of 16 bits: no grid is coarser than another, and the worst of four is no loose bound."""
+    """No grid is coarser than another, and the worst of four is no loose bound."""
     ratios: list[list[float]] = []
     for number in range(24):
         rng = np.random.default_rng((7, number))
         case = random_case(RandomChoices(rng), rng, 100, gpu=True)
+        if precision == "float32":  # 24 bits, where no product is exact
+            for name in {"q", "k", "v", "k_cache", "v_cache", "dout"} & case.inputs.keys():
+                case.inputs[name] = (1.1 * case.inputs[name]).astype(np.float32).astype(np.float64)
         exact = case.reference()
         draws = [case.reference(precision, grid) for grid in GRIDS]
         for name in {"out", "dq", "dk", "dv"} & exact.keys():

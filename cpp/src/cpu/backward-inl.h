@@ -125,7 +125,7 @@ void backward_tile(const Launch<T>& launch, GradientTile<T>& state,
   const std::int64_t width = launch.width;
   std::fill_n(scratch.dq, launch.plan.tile_q * p.dim, T{0});
   if (!tile.reach.empty()) {
-    load_gradient_tile<kFull>(launch, scratch, state);
+    load_gradient_tile(launch, scratch, state);
     pack_columns(launch, launch.operands.q, p.q, tile, p.dim, scratch.row, scratch.q_rows);
     pack_columns(launch, launch.operands.dout, p.dout, tile, p.dim_v, scratch.row,
                  scratch.dout_rows);

@@ -22,15 +22,15 @@ HWY_BEFORE_NAMESPACE();
 namespace onchip::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-/// Running softmax of a tile, in base 2: m = max, l = sum of 2^(s - m), per row.
+/// Running softmax of a tile: m = max, l = sum of e^(s - m), per row.
 template <class T>
 struct SoftmaxState {
   alignas(64) T m[host::kCpuTileQ];
   alignas(64) T l[host::kCpuTileQ];
-  alignas(64) T alpha[host::kCpuTileQ];  // 2^(old m - new m): what becomes of l and u
+  alignas(64) T alpha[host::kCpuTileQ];  // e^(old m - new m): what becomes of l and u
 };
 
-/// Takes `count` keys into the state of one vector of rows: scores become weights 2^(s - m).
+/// Takes `count` keys into the state of one vector of rows: scores become weights e^(s - m).
 template <class T>
 HWY_INLINE void online_softmax(std::int64_t count, std::int64_t width, T* scores, T* m, T* l,
                                T* alpha) {
@@ -47,16 +47,16 @@ HWY_INLINE void online_softmax(std::int64_t count, std::int64_t width, T* scores
   const auto new_m = hn::Max(max0, max1);
   // A row that has seen nothing yet keeps m = -inf; -inf - (-inf) must not become NaN.
   const auto base = hn::IfThenElse(hn::Eq(new_m, hn::Set(d, -kInfinity<T>)), hn::Zero(d), new_m);
-  const auto scale = exp2_nonpositive(d, hn::Sub(old_m, base));
-  auto sum = hn::Mul(hn::Load(d, l), scale);
+  const auto scale = exp_nonpositive(d, hn::Sub(old_m, base));
+  auto sum = hn::Zero(d);
   for (row = 0; row < count; ++row) {
     T* at = scores + row * width;
-    const auto weight = exp2_nonpositive(d, hn::Sub(hn::Load(d, at), base));
+    const auto weight = exp_nonpositive(d, hn::Sub(hn::Load(d, at), base));
     sum = hn::Add(sum, weight);
     hn::Store(weight, d, at);
   }
   hn::Store(new_m, d, m);
-  hn::Store(sum, d, l);
+  hn::Store(hn::MulAdd(hn::Load(d, l), scale, sum), d, l);
   hn::Store(scale, d, alpha);
 }
 
@@ -138,7 +138,7 @@ void store_partial(const Launch<T>& launch, const host::SharedScratch<T>& shared
   shared.partial_lse[at] = lse;
 }
 
-/// out = u / l and lse = ln(2) (m + log2 l), with the sink in l where there is one. A row that sees
+/// out = u / l and lse = m + log l, with the sink in l where there is one. A row that sees
 /// no key gets 0 and -inf.
 template <class T>
 void finish_tile(const Launch<T>& launch, const QueryTile& tile,
@@ -153,11 +153,10 @@ void finish_tile(const Launch<T>& launch, const QueryTile& tile,
     T factor = launch.kept_scale;
     const bool sees_nothing = tile.keys[r].empty() || l == T{0};
     if (p.has_sinks && whole && !sees_nothing) {
-      const T logit = std::numbers::log2e_v<T> *
-                      load_element<T>(p.stats_dtype, launch.operands.sinks, tile.head[r] * p.sinks);
+      const T logit = load_element<T>(p.stats_dtype, launch.operands.sinks, tile.head[r] * p.sinks);
       const T top = std::max(m, logit);
-      factor *= std::exp2(m - top);
-      l = l * std::exp2(m - top) + std::exp2(logit - top);
+      factor *= std::exp(m - top);
+      l = l * std::exp(m - top) + std::exp(logit - top);
       m = top;
     }
     factor = sees_nothing ? T{0} : factor / l;
@@ -165,7 +164,7 @@ void finish_tile(const Launch<T>& launch, const QueryTile& tile,
     for (std::int64_t e = 0; e < p.dim_v; ++e) {
       scratch.row[e] = sees_nothing ? T{0} : o[e * width] * factor;
     }
-    const T lse = sees_nothing ? -kInfinity<T> : std::numbers::ln2_v<T> * (m + std::log2(l));
+    const T lse = sees_nothing ? -kInfinity<T> : m + std::log(l);
     if (whole) {
       store_result(launch, tile, r, scratch.row, lse);
     } else {
@@ -187,7 +186,7 @@ void forward_tile(const Launch<T>& launch, const QueryTile& tile, std::int64_t s
   if (plan.num_splits > 1) part = {split * plan.split_size, (split + 1) * plan.split_size};
   const KeyRange reach = intersect(tile.reach, part);
   if (!reach.empty()) {
-    pack_queries(launch, launch.operands.q, p.q, tile, p.dim, query_scale<kFull, T>(p), scratch.row,
+    pack_queries(launch, launch.operands.q, p.q, tile, p.dim, static_cast<T>(p.scale), scratch.row,
                  scratch.q);
   }
   // Blocks begin at multiples of Bc of the part, so that a row's bits do not depend on its tile.

@@ -21,7 +21,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 /// A tile with what the backward pass knows of each row.
 template <class T>
 struct GradientTile {
-  alignas(64) T lse[host::kCpuTileQ];    // base 2; +inf for rows that see nothing, so that P is 0
+  alignas(64) T lse[host::kCpuTileQ];    // +inf for rows that see nothing, so that P is 0
   alignas(64) T delta[host::kCpuTileQ];  // dout.out - dlse
   QueryTile tile;
   PanelKeys keys[host::kCpuTileQ];  // by panel
@@ -30,7 +30,7 @@ struct GradientTile {
 
 /// Packs q and dout of `state.tile` and reads lse, dlse and out. Rows whose lse is -inf see
 /// nothing.
-template <bool kFull, class T>
+template <class T>
 void load_gradient_tile(const Launch<T>& launch, const host::BackwardScratch<T>& scratch,
                         GradientTile<T>& state) {
   const host::Problem& p = launch.problem;
@@ -44,20 +44,25 @@ void load_gradient_tile(const Launch<T>& launch, const host::BackwardScratch<T>&
     const T lse = load_element<T>(
         p.stats_dtype, o.lse, offset_of(p.lse, s.batch, s.q_start, tile.position[r], tile.head[r]));
     if (lse == -kInfinity<T>) tile.keys[r] = {};
-    if (!tile.keys[r].empty()) state.lse[r] = lse * std::numbers::log2e_v<T>;
+    if (!tile.keys[r].empty()) state.lse[r] = lse;
   }
-  pack_queries(launch, o.q, p.q, tile, p.dim, query_scale<kFull, T>(p), scratch.row, scratch.q);
+  pack_queries(launch, o.q, p.q, tile, p.dim, static_cast<T>(p.scale), scratch.row, scratch.q);
   pack_queries(launch, o.dout, p.dout, tile, p.dim_v, T{1}, scratch.row, scratch.dout);
   for (std::int64_t r = 0; r < tile.rows; ++r) {
     if (tile.keys[r].empty()) continue;
     load_row(p.dtype, o.out, offset_of(p.out, s.batch, s.q_start, tile.position[r], tile.head[r]),
              p.dim_v, scratch.row);
     const T* dout = scratch.dout + r / width * width * p.dim_v + r % width;
-    for (std::int64_t e = 0; e < p.dim_v; ++e) state.delta[r] += scratch.row[e] * dout[e * width];
-    if (!p.has_dlse) continue;
-    state.delta[r] -=
-        load_element<T>(p.stats_dtype, o.dlse,
-                        offset_of(p.dlse, s.batch, s.q_start, tile.position[r], tile.head[r]));
+    double delta = 0;  // what is subtracted from it is often nearly as large
+    for (std::int64_t e = 0; e < p.dim_v; ++e) {
+      delta += static_cast<double>(scratch.row[e]) * dout[e * width];
+    }
+    if (p.has_dlse) {
+      delta -= load_element<double>(
+          p.stats_dtype, o.dlse,
+          offset_of(p.dlse, s.batch, s.q_start, tile.position[r], tile.head[r]));
+    }
+    state.delta[r] = static_cast<T>(delta);
   }
   const std::int64_t lanes = (tile.rows + width - 1) / width * width;
   for (std::int64_t first = 0; first < lanes; first += width) {
@@ -100,7 +105,7 @@ void multiply(std::int64_t rows, std::int64_t width, const T* factor, T* to) {
   }
 }
 
-/// From base-2 scores (in `weights`) and dP = V.dO (in `ds`) to the weights of dV and
+/// From scores (in `weights`) and dP = V.dO (in `ds`) to the weights of dV and
 /// dS = P (dP - delta), the gradient in the softmax's argument. Masked pairs become exactly 0.
 template <bool kDropout, class T>
 void softmax_gradient(const Launch<T>& launch, const GradientTile<T>& state, std::int64_t first,
@@ -116,7 +121,7 @@ void softmax_gradient(const Launch<T>& launch, const GradientTile<T>& state, std
       const std::int64_t at = key * launch.width + lane;
       const auto visible = bounds.visible(key, lane);
       const auto score = hn::Load(d, weights + at);
-      auto weight = hn::IfThenElseZero(visible, exp2_nonpositive(d, hn::Sub(score, lse)));
+      auto weight = hn::IfThenElseZero(visible, exp_nonpositive(d, hn::Sub(score, lse)));
       auto dp = hn::Load(d, ds + at);
       const auto p = weight;
       if constexpr (kDropout) {
@@ -241,7 +246,7 @@ void bias_gradient(const Launch<T>& launch, std::int64_t task,
         const KeyRange want =
             shape.col == 1 ? state.tile.reach : intersect(state.tile.reach, {col, col + tile_k});
         if (want.empty()) continue;
-        load_gradient_tile<true>(launch, scratch, state);
+        load_gradient_tile(launch, scratch, state);
         for (std::int64_t at = want.lo; at < want.hi; at += tile_k) {
           const KeyRange block = intersect({at, at + tile_k}, want);
           // A block that is one tile of dbias counts from the tile's first column.

@@ -51,21 +51,23 @@ struct Launch {
   }
 };
 
-/// 2^x for x <= 0, to about 2 ulp: x = n + r, |r| <= 1/2, a degree-5 minimax polynomial for 2^r.
-/// Below 2^-126 the result is 0; NaN stays NaN.
+/// e^x for x <= 0, to about 2 ulp: x log2(e) = n + r, |r| <= 1/2, a degree-5 minimax polynomial for
+/// 2^r. Below 2^-126 the result is 0; NaN stays NaN. The product is fused with what follows it:
+/// that of a score before its distance from the maximum is taken would be rounded at the score's
+/// size.
 template <class D>
-HWY_INLINE hn::Vec<D> exp2_nonpositive(D d, hn::Vec<D> x) {
+HWY_INLINE hn::Vec<D> exp_nonpositive(D d, hn::Vec<D> x) {
   if constexpr (sizeof(hn::TFromD<D>) == 8) {
-    const auto value = hn::Exp(d, hn::Mul(x, hn::Set(d, std::numbers::ln2)));
-    return hn::IfThenElse(hn::IsNaN(x), x, value);
+    return hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(d, x));
   } else {
     const hn::RebindToUnsigned<D> bits;
     // Adding 1.5 * 2^23 rounds to an integer in the low bits; 127 more makes it an exponent.
     const auto magic = hn::Set(d, 12582912.0F + 127.0F);
-    const auto least = hn::Set(d, -126.0F);
+    const auto log2e = hn::Set(d, std::numbers::log2e_v<float>);
+    const auto least = hn::Set(d, -126.0F * std::numbers::ln2_v<float>);
     const auto clamped = hn::Max(least, x);  // x86: the second operand wins where it is NaN
-    const auto shifted = hn::Add(clamped, magic);
-    const auto r = hn::Sub(clamped, hn::Sub(shifted, magic));
+    const auto shifted = hn::MulAdd(clamped, log2e, magic);
+    const auto r = hn::MulSub(clamped, log2e, hn::Sub(shifted, magic));
     auto y = hn::MulAdd(hn::Set(d, 1.32647273e-3F), r, hn::Set(d, 9.67151299e-3F));
     y = hn::MulAdd(y, r, hn::Set(d, 5.55073358e-2F));
     y = hn::MulAdd(y, r, hn::Set(d, 2.40222424e-1F));
@@ -167,8 +169,8 @@ void load_keep(const Launch<T>& launch, const QueryTile& tile, std::int64_t firs
   }
 }
 
-/// Softcap, bias and ALiBi (contract, rules 2 and 3) in place, and the change to base 2. Where
-/// `slope` is given it receives d softcap(s) / ds.
+/// Softcap, bias and ALiBi (contract, rules 2 and 3) in place. Where `slope` is given it receives
+/// d softcap(s) / ds.
 template <class T>
 void apply_options(const Launch<T>& launch, const QueryTile& tile, std::int64_t first, KeyRange j,
                    const T* bias, T* slope, T* scores) {
@@ -178,7 +180,6 @@ void apply_options(const Launch<T>& launch, const QueryTile& tile, std::int64_t 
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const auto cap = hn::Set(d, static_cast<T>(p.softcap));
   const auto inverse_cap = hn::Set(d, static_cast<T>(p.softcap > 0 ? 1.0 / p.softcap : 0.0));
-  const auto log2e = hn::Set(d, std::numbers::log2e_v<T>);
   alignas(64) T alibi[host::kCpuMaxPanelBytes / sizeof(T)] = {};
   alignas(64) T diagonal[host::kCpuMaxPanelBytes / sizeof(T)] = {};
   for (std::int64_t lane = 0; p.has_alibi && lane < launch.width; ++lane) {
@@ -203,7 +204,7 @@ void apply_options(const Launch<T>& launch, const QueryTile& tile, std::int64_t 
             hn::Abs(hn::Sub(hn::Load(d, diagonal + lane), hn::Set(d, static_cast<T>(row))));
         x = hn::NegMulAdd(hn::Load(d, alibi + lane), distance, x);
       }
-      hn::Store(hn::Mul(x, log2e), d, scores + at);
+      hn::Store(x, d, scores + at);
     }
   }
 }
@@ -245,7 +246,7 @@ void apply_mask(const Launch<T>& launch, const QueryTile& tile, std::int64_t fir
   }
 }
 
-/// Base-2 scores of the panel at row `first` for keys `j`, whose packed rows begin at `k`.
+/// Scores of the panel at row `first` for keys `j`, whose packed rows begin at `k`.
 template <bool kFull, class T>
 HWY_INLINE void panel_scores(const Launch<T>& launch, const QueryTile& tile, std::int64_t first,
                              const PanelKeys& keys, KeyRange j, const T* q, const T* k, T* bias,
@@ -259,12 +260,6 @@ HWY_INLINE void panel_scores(const Launch<T>& launch, const QueryTile& tile, std
     apply_options(launch, tile, first, j, biased ? bias : nullptr, slope, scores);
   }
   if (j.lo < keys.all.lo || j.hi > keys.all.hi) apply_mask(launch, tile, first, j, scores);
-}
-
-/// Factor of Q when it is packed: scores come out in base 2 at once where no option stands between.
-template <bool kFull, class T>
-HWY_INLINE T query_scale(const host::Problem& problem) {
-  return static_cast<T>(kFull ? problem.scale : problem.scale * std::numbers::log2e);
 }
 
 }  // namespace onchip::cpu::HWY_NAMESPACE

@@ -58,6 +58,9 @@ GpuWorkspace gpu_workspace(const Problem& p, std::int64_t num_splits, std::int64
     if (num_splits > 1) {
       w.partial_out = layout.take({num_splits, p.total_q, p.heads_q, p.dim_v, kFloatBytes});
       w.partial_lse = layout.take({num_splits, p.total_q, p.heads_q, kFloatBytes});
+      if (row_kernels(p)) {
+        w.lse_rest = layout.take({num_splits, p.total_q, p.heads_q, kFloatBytes});
+      }
     }
   } else {
     const bool sums_dq = !p.deterministic && !row_kernels(p);
@@ -66,6 +69,7 @@ GpuWorkspace gpu_workspace(const Problem& p, std::int64_t num_splits, std::int64
       w.delta = layout.take({p.total_q, p.heads_q, kFloatBytes});
       w.lse2 = layout.take({p.total_q, p.heads_q, kFloatBytes});
     }
+    if (row_kernels(p)) w.lse_rest = layout.take({p.total_q, p.heads_q, kFloatBytes});
     if (sums_dq)
       w.dq_sum = layout.take({p.total_q, p.heads_q, ceil_div(p.dim, 16) * 16, kFloatBytes});
   }

@@ -17,6 +17,7 @@ struct GpuWorkspace {
   std::int64_t delta = kAbsent;        // backward: float32 [Hq][total_q]
   std::int64_t lse2 = kAbsent;         // backward: float32 [Hq][total_q]
   std::int64_t ledger = kAbsent;       // Hopper: sm90::Ledger, a bit and a number for each tile
+  std::int64_t lse_rest = kAbsent;     // float32: as large as partial_lse, or lse2
   std::int64_t dq_sum = kAbsent;       // backward: float32 [Hq][total_q][D to a multiple of 16]
   /// delta and lse2 lie in the memory of dq instead, which is written last, from dq_sum.
   bool statistics_in_dq = false;

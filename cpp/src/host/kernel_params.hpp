@@ -50,6 +50,7 @@ struct KernelParams {
   void* ledger = nullptr;              // Hopper forward: sm90::Ledger and what lies behind it
   float *partial_out = nullptr, *partial_lse = nullptr;  // splits: [splits][rows * Hq][Dv or 1]
   float *dq_sum = nullptr, *delta = nullptr, *lse2 = nullptr;  // backward
+  float* lse_rest = nullptr;  // float32: what rounding took from each partial_lse, or lse2
 
   void schedule(std::int64_t tiles, std::int64_t section) {
     tiles_per_head = tiles;

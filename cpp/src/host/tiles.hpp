@@ -62,7 +62,7 @@ inline constexpr std::array kTiles = {
     TileRow{kSm80, kBwd, 2, 128, 128, kAny, 64, 128, 2, 8, 2, 2, 2, 0, ""},
     TileRow{kSm80, kBwd, 2, 128, 128, kAny, 64, 128, 2, 8, 1, 2, 1, 0, "_single"},
     TileRow{kSm80, kBwd, 2, 128, 128, kAny, 64, 64, 1, 4, 1, 1, 1, 0, "_small"},
-    TileRow{kSm80, kBwd, 2, 256, 256, kAny, 64, 64, 2, 8, 1, 2, 1, 0, ""},
+    TileRow{kSm80, kBwd, 2, 256, 256, kAny, 64, 64, 2, 8, 2, 2, 2, 0, ""},
     TileRow{kSm80, kBwd, 2, 256, 256, kAny, 64, 64, 1, 8, 1, 1, 1, 0, "_single"},
     TileRow{kSm80, kBwd, 2, 256, 256, kAny, 32, 32, 1, 4, 1, 1, 1, 0, "_small"},
 

@@ -80,10 +80,12 @@ class TorchPlace:
         import torch
 
         from onchip.cli.bench.gpu.meter import CudaMeter
+        from onchip.cli.bench.gpu.providers.base import new_threads_expected
         from onchip.cli.bench.gpu.providers.unfused import unfused_attention
 
         self._torch: Any = torch
         self._unfused = unfused_attention
+        self._new_threads_expected = new_threads_expected
         self._meter = CudaMeter()
 
     @property
@@ -116,6 +118,7 @@ class TorchPlace:
         def backward(out: Any) -> Any:
             return self._torch.autograd.grad(out, inputs, gradient, retain_graph=True)
 
-        _, peak = self.weigh(lambda: backward(forward()))
-        out = forward()
-        return Cost(self.seconds(forward, 3), self.seconds(lambda: backward(out), 3), peak)
+        with self._new_threads_expected():
+            _, peak = self.weigh(lambda: backward(forward()))
+            out = forward()
+            return Cost(self.seconds(forward, 3), self.seconds(lambda: backward(out), 3), peak)

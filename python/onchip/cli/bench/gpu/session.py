@@ -11,6 +11,7 @@ from onchip.cli._console import format_bytes
 from onchip.cli.bench.cells import Cell, Tensors
 from onchip.cli.bench.contender import TOLERANCES, Clock, Contender, take_turns
 from onchip.cli.bench.gpu.providers import PROVIDERS, GpuProvider
+from onchip.cli.bench.gpu.providers.base import new_threads_expected
 from onchip.cli.bench.gpu.tensors import expected_results, make_tensors, relative_error
 from onchip.cli.bench.provider import UnavailableError
 from onchip.cli.bench.worker import Spec
@@ -81,6 +82,7 @@ class GpuSession:
     def facts(self) -> dict[str, Any]:
         return {"providers": self._facts, "device": self._meter.facts()}
 
+    @new_threads_expected()
     def measure(self, cell: Cell) -> dict[str, Any]:
         spec, meter = self._spec, self._meter
         started = time.perf_counter()
@@ -126,6 +128,7 @@ class GpuSession:
         right = error <= TOLERANCES[cell.dtype]
         return contender, {"relative_error": error, "right": right, "peak_bytes": peak}
 
+    @new_threads_expected()
     def extras(self) -> dict[str, Any]:
         """After the timing, which the profiler would disturb."""
         return {"memory": self._memory(), "kernels": self._kernels()}

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
+import contextlib
 import importlib
 import importlib.metadata
+import warnings
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from onchip.cli.bench.cells import Cell, Tensors
@@ -25,6 +27,16 @@ def version_of(*distributions: str) -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return {}
+
+
+@contextlib.contextmanager
+def new_threads_expected() -> Iterator[None]:
+    """Around work of torch.autograd on a GPU. Its thread has no CUDA context at first; torch gives
+    it one, and warns of that where the first work is a matrix product."""
+    with warnings.catch_warnings():
+        missing = "Attempting to run cuBLAS, but there was no current CUDA context"
+        warnings.filterwarnings("ignore", missing, UserWarning)
+        yield
 
 
 class GpuProvider(Provider):
