@@ -106,7 +106,7 @@ onchip::Attention problem_of(const Cell& cell, const Buffers& buffers) {
 }
 
 /// The lean kernels of these head dimensions: the planner's "sm90_fwd_bfloat16_d64" and those with
-/// a suffix, the first of each name.
+/// a suffix.
 std::vector<const Kernel*> kernels_for(const Dims& dims) {
   std::string prefix = "sm90_fwd_bfloat16_d" + std::to_string(dims.q);
   if (dims.v != dims.q) prefix += "_" + std::to_string(dims.v);
@@ -117,7 +117,7 @@ std::vector<const Kernel*> kernels_for(const Dims& dims) {
     const std::string suffix = name.substr(prefix.size());
     // "d192_128" is no "d192" with a suffix.
     if (!suffix.empty() && (suffix[0] != '_' || (suffix[1] >= '0' && suffix[1] <= '9'))) continue;
-    if (found.empty() || found.back()->name != name) found.push_back(&kernel);
+    found.push_back(&kernel);
   }
   return found;
 }
@@ -132,8 +132,9 @@ onchip::Plan plan_with(const onchip::Plan& plan, const Kernel& kernel) {
   impl.info.on_chip_bytes = kernel.shared_bytes;
   const std::int64_t tiles = onchip::host::hopper_blocks(impl.problem, kernel.tile_q);
   impl.info.grid = std::min<std::int64_t>(tiles, impl.info.device.units);
+  const bool counts_tiles = onchip::host::hopper_counts_tiles(impl.problem, impl.info);
   impl.info.workspace_bytes =
-      static_cast<std::size_t>(onchip::host::gpu_workspace(impl.problem, 1, tiles).bytes);
+      static_cast<std::size_t>(onchip::host::gpu_workspace(impl.problem, 1, counts_tiles).bytes);
   return onchip::Plan(std::make_shared<const onchip::detail::PlanImpl>(impl));
 }
 

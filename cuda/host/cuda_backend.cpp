@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <span>
 #include <string>
-#include <string_view>
 
 #include "common/launchers.hpp"
 #include "cuda/device_caps.hpp"
@@ -25,15 +24,10 @@ namespace {
 
 cudaStream_t handle(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
 
-/// The kernels of a plan, which may ask for a family that this build has not. "<name>_safe" is the
-/// second of the two Hopper kernels of <name>.
+/// The kernels of a plan, which may ask for a family that this build has not.
 std::span<const Kernel> kernels_of(const PlanInfo& info) {
-  constexpr std::string_view kSafe = "_safe";
-  std::string_view name = info.kernel;
-  const bool safe = name.ends_with(kSafe);
-  if (safe) name.remove_suffix(kSafe.size());
-  const std::span<const Kernel> found = find_kernels(name);
-  if (!found.empty()) return safe ? found.last(1) : found;
+  const std::span<const Kernel> found = find_kernels(info.kernel);
+  if (!found.empty()) return found;
   throw Error(ErrorCode::unsupported,
               "plan: this build has no kernel " + info.kernel + " (planned for " +
                   info.device.name +
@@ -131,7 +125,7 @@ class CudaBackend final : public host::Backend {
       ONCHIP_CUDA_CHECK(launch_first_tile(params, cut, handle(stream)));
     }
     if (hopper) {
-      launch_hopper_forward(found, plan.info, params, handle(stream));
+      launch_hopper_forward(found.front(), plan.info, params, handle(stream));
     } else {
       launch(found, params, params.blocks, stream);
     }

@@ -96,24 +96,20 @@ CUtensorMap key_map(const host::Problem& p, const void* data, std::int64_t dim,
 
 }  // namespace
 
-void launch_hopper_forward(std::span<const Kernel> kernels, const PlanInfo& info,
+void launch_hopper_forward(const Kernel& kernel, const PlanInfo& info,
                            const host::KernelParams& params, cudaStream_t stream) {
   const host::Problem& p = params.problem;
   sm90::ForwardParams arguments;
   arguments.common = params;
-  arguments.ledger = static_cast<sm90::Ledger*>(params.ledger);
+  arguments.safe = p.softmax == Softmax::safe ? 1 : 0;
   arguments.pack_shift = host::hopper_pack_shift(p, info.tile_q);
   arguments.q = query_map(params, info.tile_q, arguments.pack_shift);
   arguments.k = key_map(p, params.operands.k, p.dim, p.k, info.tile_k);
   arguments.v = key_map(p, params.operands.v, p.dim_v, p.v, info.tile_k);
-  const std::int64_t bits = (params.blocks + 31) / 32 * 4;
-  ONCHIP_CUDA_CHECK(cudaMemsetAsync(params.ledger, 0,
-                                    sizeof(sm90::Ledger) + static_cast<std::size_t>(bits), stream));
-  arguments.again = 0;
-  for (const Kernel& kernel : kernels) {
-    launch(kernel, &arguments, info.grid, p.device.index, stream);
-    ++arguments.again;
+  if (params.next_tile != nullptr) {
+    ONCHIP_CUDA_CHECK(cudaMemsetAsync(params.next_tile, 0, sizeof(*params.next_tile), stream));
   }
+  launch(kernel, &arguments, info.grid, p.device.index, stream);
 }
 
 }  // namespace onchip::cuda

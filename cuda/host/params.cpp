@@ -2,6 +2,7 @@
 #include "cuda/params.hpp"
 
 #include <algorithm>
+#include <array>
 #include <initializer_list>
 
 #include "host/checked.hpp"
@@ -16,6 +17,18 @@ constexpr std::int64_t kAlignedBytes = 16;  // of one copy
 // What a section's blocks share, so that it fits the L2 cache of an A100 (40 MiB) or H100 (50 MiB).
 constexpr std::int64_t kForwardBytes = std::int64_t{32} << 20;
 constexpr std::int64_t kBackwardBytes = std::int64_t{24} << 20;
+
+/// A section of Hopper's forward kernels, whose blocks stay: enough heads that one's last tiles run
+/// under the next one's first, be it at the cost of the cache, or the bytes of K and V.
+struct HopperSection {
+  std::int64_t dim;  // the greatest D it is for
+  std::int64_t heads, bytes;
+};
+constexpr std::array kHopperSections{
+    HopperSection{64, 16, std::int64_t{8} << 20},
+    HopperSection{128, 16, std::int64_t{8} << 20},
+    HopperSection{256, 16, std::int64_t{8} << 20},
+};
 
 /// A tensor of rows, and the extents beyond which its strides are not used.
 struct Rows {
@@ -54,22 +67,33 @@ bool all_aligned(const host::Problem& p, const host::Operands& o) {
                   {o.dv, p.dv, batch, keys, p.heads_kv}});
 }
 
+std::int64_t hopper_heads(const host::Problem& p, std::int64_t bytes_of_head) {
+  const auto section =
+      std::find_if(kHopperSections.begin(), kHopperSections.end() - 1,
+                   [&](const HopperSection& s) { return std::max(p.dim, p.dim_v) <= s.dim; });
+  return std::max(section->heads, section->bytes / bytes_of_head);
+}
+
 /// KV heads whose tiles are scheduled together, so that what they share stays in the L2 cache: K
 /// and V in forward, the queries of the group in backward. Only where a causal mask leaves blocks
 /// of different length; else one head after another does as well. A section's longest blocks start
 /// first, so a short last section would leave them alone at the end: of the next few numbers of
 /// sections, the one whose last is fullest.
-std::int64_t heads_in_section(const host::Problem& p) {
+std::int64_t heads_in_section(const host::Problem& p, bool hopper) {
   if (p.window_right != 0 || p.packed) return 1;
   const std::int64_t element = size_of(p.dtype);
   const std::int64_t group = p.heads_q / p.heads_kv;
   const bool forward = p.pass == Pass::forward;
-  const std::int64_t bytes = forward
-                                 ? p.seqlen_k * (p.dim + p.dim_v) * element
-                                 : p.seqlen_q * group * ((p.dim + p.dim_v) * element + p.dim * 4);
+  const std::int64_t bytes = std::max<std::int64_t>(
+      forward ? p.seqlen_k * (p.dim + p.dim_v) * element
+              : p.seqlen_q * group * ((p.dim + p.dim_v) * element + p.dim * 4),
+      1);
   const std::int64_t heads = std::max<std::int64_t>(p.batch * p.heads_kv, 1);
-  const std::int64_t limit = std::clamp<std::int64_t>(
-      (forward ? kForwardBytes : kBackwardBytes) / std::max<std::int64_t>(bytes, 1), 1, heads);
+  const std::int64_t limit =
+      std::clamp<std::int64_t>(hopper    ? hopper_heads(p, bytes)
+                               : forward ? kForwardBytes / bytes
+                                         : kBackwardBytes / bytes,
+                               1, heads);
   if (!forward) return limit;
   constexpr std::int64_t kTries = 16;  // among many sections a short one does not matter
   const auto missing = [&](std::int64_t size) {
@@ -99,7 +123,7 @@ host::KernelParams make_params(const detail::PlanImpl& plan, const host::Operand
   params.schedule(hopper                    ? host::hopper_tiles(p, info.tile_q)
                   : p.pass == Pass::forward ? host::query_tiles(p, info.tile_q)
                                             : host::key_tiles(p, info.tile_k),
-                  heads_in_section(p));
+                  heads_in_section(p, hopper));
   params.num_splits = info.num_splits;
   params.split_size = info.split_size;
   params.dropout_threshold = host::dropout_threshold(p.dropout_p);
@@ -107,14 +131,14 @@ host::KernelParams make_params(const detail::PlanImpl& plan, const host::Operand
   params.aligned = all_aligned(p, operands);
   params.full = host::needs_full(p);
 
-  const host::GpuWorkspace at = host::gpu_workspace(p, info.num_splits, hopper ? params.blocks : 0);
+  const host::GpuWorkspace at =
+      host::gpu_workspace(p, info.num_splits, host::hopper_counts_tiles(p, info));
   const auto place = [&]<class T>(std::int64_t offset, T*& pointer) {
     if (offset == host::GpuWorkspace::kAbsent) return;
     pointer = reinterpret_cast<T*>(static_cast<std::byte*>(workspace) + offset);
   };
   place(at.first_tile, params.first_tile);
-  if (at.ledger != host::GpuWorkspace::kAbsent)
-    params.ledger = static_cast<std::byte*>(workspace) + at.ledger;
+  place(at.next_tile, params.next_tile);
   place(at.partial_out, params.partial_out);
   place(at.partial_lse, params.partial_lse);
   place(at.delta, params.delta);

@@ -126,9 +126,9 @@ __device__ __forceinline__ void schedule_tiles(const ForwardParams& params, Barr
   bool paused = false;
   const auto all = static_cast<unsigned>(params.common.blocks);
   const auto following = [&] {
-    if (params.next == nullptr) return rank + gridDim.x;
+    if (params.common.next_tile == nullptr) return rank + gridDim.x;
     unsigned next = 0;
-    if (lane_id() == 0) next = atomicAdd(params.next, 1U) + gridDim.x;
+    if (lane_id() == 0) next = atomicAdd(params.common.next_tile, 1U) + gridDim.x;
     return __shfl_sync(0xffffffffU, next, 0);
   };
   while (true) {

@@ -12,7 +12,6 @@ namespace onchip::cuda::sm90 {
 
 struct ForwardParams {
   host::KernelParams common;
-  std::uint32_t* next;      // 0 at the start: tiles handed out; null: block b takes b, b + grid...
   std::int32_t safe;        // 1: every row relative to its maximum so far
   std::int32_t pack_shift;  // a tile holds 2^pack_shift heads of each position
   // (D, heads of a group, rows, KV heads, batch) and (D, rows, KV heads, batch).

@@ -143,10 +143,10 @@ std::string hopper_words(const Problem& p, const PlanInfo& info) {
     text += line("", std::string("which take ") + (p.packed ? "at most " : "") +
                          count(tiles, "tile", "tiles") + " of queries in turn");
   }
-  const bool safe = p.softmax == Softmax::safe || needs_full(p);
-  return text + line("", safe ? "softmax relative to the greatest score so far (safe)"
-                              : "softmax relative to the first greatest score; where that does not "
-                                "do, again, safe");
+  return text + line("", p.softmax == Softmax::safe
+                             ? "softmax relative to the greatest score so far (safe)"
+                             : "softmax relative to an earlier great score, which moves where a "
+                               "later one is far above it");
 }
 
 std::string why_not_hopper(const Problem& p, const PlanInfo& info) {

@@ -48,13 +48,12 @@ bool dq_is_dense(const Problem& p) {
 
 }  // namespace
 
-GpuWorkspace gpu_workspace(const Problem& p, std::int64_t num_splits, std::int64_t hopper_blocks) {
+GpuWorkspace gpu_workspace(const Problem& p, std::int64_t num_splits, bool counts_tiles) {
   Layout layout;
   GpuWorkspace w;
   if (p.packed) w.first_tile = layout.take({p.batch + 1, 8});
   if (p.pass == Pass::forward) {
-    if (hopper_blocks > 0)
-      w.ledger = layout.take({4 + ceil_div(hopper_blocks, 32) + hopper_blocks, kFloatBytes});
+    if (counts_tiles) w.next_tile = layout.take({1, 4});
     if (num_splits > 1) {
       w.partial_out = layout.take({num_splits, p.total_q, p.heads_q, p.dim_v, kFloatBytes});
       w.partial_lse = layout.take({num_splits, p.total_q, p.heads_q, kFloatBytes});

@@ -16,7 +16,7 @@ struct GpuWorkspace {
   std::int64_t partial_lse = kAbsent;  // splits: float32 [splits][total_q * Hq]
   std::int64_t delta = kAbsent;        // backward: float32 [Hq][total_q]
   std::int64_t lse2 = kAbsent;         // backward: float32 [Hq][total_q]
-  std::int64_t ledger = kAbsent;       // Hopper: sm90::Ledger, a bit and a number for each tile
+  std::int64_t next_tile = kAbsent;    // Hopper: uint32, tiles handed out
   std::int64_t lse_rest = kAbsent;     // float32: as large as partial_lse, or lse2
   std::int64_t dq_sum = kAbsent;       // backward: float32 [Hq][total_q][D to a multiple of 16]
   /// delta and lse2 lie in the memory of dq instead, which is written last, from dq_sum.
@@ -24,9 +24,9 @@ struct GpuWorkspace {
   std::int64_t bytes = 0;
 };
 
-/// `hopper_blocks`: tiles of the Hopper forward kernel, 0 where another one runs.
+/// `counts_tiles`: as hopper_counts_tiles says.
 GpuWorkspace gpu_workspace(const Problem& problem, std::int64_t num_splits,
-                           std::int64_t hopper_blocks = 0);
+                           bool counts_tiles = false);
 
 /// Whether the scores need a full instance: an option touches them one by one, or a scale that is
 /// not positive keeps the greatest product from being the greatest score.

@@ -24,4 +24,8 @@ std::int32_t hopper_pack_shift(const Problem& problem, std::int64_t tile_q);
 std::int64_t hopper_tiles(const Problem& problem, std::int64_t tile_q);
 std::int64_t hopper_blocks(const Problem& problem, std::int64_t tile_q);
 
+/// Whether blocks take their tiles from a counter in the workspace: where a block has more than one
+/// and their numbers of keys differ. Elsewhere each knows its own beforehand.
+bool hopper_counts_tiles(const Problem& problem, const PlanInfo& info);
+
 }  // namespace onchip::host

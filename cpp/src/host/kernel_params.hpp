@@ -47,7 +47,8 @@ struct KernelParams {
   bool full = false;        // an option that touches scores one by one
 
   std::int64_t* first_tile = nullptr;  // packed: [B + 1] tiles of one head before sequence b
-  void* ledger = nullptr;              // Hopper forward: sm90::Ledger and what lies behind it
+  // Hopper forward: tiles handed out so far; null: block b takes tiles b, b + grid...
+  std::uint32_t* next_tile = nullptr;
   float *partial_out = nullptr, *partial_lse = nullptr;  // splits: [splits][rows * Hq][Dv or 1]
   float *dq_sum = nullptr, *delta = nullptr, *lse2 = nullptr;  // backward
   float* lse_rest = nullptr;  // float32: what rounding took from each partial_lse, or lse2

@@ -81,11 +81,7 @@ std::string kernel_name(const TileRow& row, const Problem& p) {
   name.append("_d").append(std::to_string(row.dim));
   if (row.dim_v != row.dim) name.append("_").append(std::to_string(row.dim_v));
   name += row.suffix;
-  if (!row_kernels(p) && needs_full(p)) {
-    name += "_full";
-  } else if (row.family == kSm90 && p.softmax == Softmax::safe) {
-    name += "_safe";
-  }
+  if (!row_kernels(p) && needs_full(p)) name += "_full";
   return name;
 }
 
@@ -169,10 +165,9 @@ void plan_gpu(const Problem& p, PlanInfo& info) {
   // Where splits fill the device better, the Hopper kernels have none to offer.
   const TileRow* hopper = info.num_splits == 1 ? hopper_tile(p, info.device) : nullptr;
   if (hopper != nullptr) take_tile(p, *hopper, info);
-  info.workspace_bytes = static_cast<std::size_t>(
-      gpu_workspace(p, info.num_splits, hopper != nullptr ? hopper_blocks(p, info.tile_q) : 0)
-          .bytes);
   info.grid = choose_grid(p, hopper != nullptr ? *hopper : sm80, info);
+  info.workspace_bytes = static_cast<std::size_t>(
+      gpu_workspace(p, info.num_splits, hopper_counts_tiles(p, info)).bytes);
 }
 
 void plan_on_cpu(const Problem& p, PlanInfo& info) {

@@ -48,12 +48,12 @@ inline constexpr MaskClass kAny = MaskClass::local;
 // clang-format off
 inline constexpr std::array kTiles = {
     // family pass bytes D   Dv   masks    Br   Bc  stages warps P  dO dS dQ suffix
-    TileRow{kSm90, kFwd, 2, 64, 64, kAny, 192, 128, 2, 16, 0, 0, 0, 0, "", 2},
-    TileRow{kSm90, kFwd, 2, 96, 96, kAny, 128, 128, 2, 12, 0, 0, 0, 0, ""},
-    TileRow{kSm90, kFwd, 2, 128, 128, kAny, 128, 128, 2, 12, 0, 0, 0, 0, ""},
+    TileRow{kSm90, kFwd, 2, 64, 64, kAny, 256, 64, 4, 20, 0, 0, 0, 0, "", 2},
+    TileRow{kSm90, kFwd, 2, 96, 96, kAny, 128, 128, 3, 12, 0, 0, 0, 0, ""},
+    TileRow{kSm90, kFwd, 2, 128, 128, kAny, 128, 128, 3, 12, 0, 0, 0, 0, ""},
     TileRow{kSm90, kFwd, 2, 192, 128, kAny, 128, 128, 2, 12, 0, 0, 0, 0, ""},
     TileRow{kSm90, kFwd, 2, 192, 192, kAny, 128, 96, 2, 12, 0, 0, 0, 0, ""},
-    TileRow{kSm90, kFwd, 2, 256, 256, kAny, 128, 80, 2, 12, 0, 0, 0, 0, ""},
+    TileRow{kSm90, kFwd, 2, 256, 256, kAny, 128, 64, 2, 12, 0, 0, 0, 0, ""},
 
     TileRow{kSm80, kFwd, 2, 64, 64, kAny, 128, 128, 2, 4, 0, 0, 0, 0, ""},
     TileRow{kSm80, kFwd, 2, 128, 128, kAny, 128, 64, 2, 4, 0, 0, 0, 0, ""},
