@@ -164,10 +164,11 @@ __device__ __forceinline__ bool shifted_softmax(float c, float (&s)[T::kBc / 2],
 #pragma unroll
       for (int n = 0; n < T::kBc / 8; ++n)
         top = fmaxf(top, fmaxf(s[4 * n + 2 * r], s[4 * n + 2 * r + 1]));
+      top = quad_max(top);
       const float old = shift_of(state.base[r]);
-      const float base = old + log2f(quad_max(top));
+      const float base = old + log2f(top);
       alpha[r] = exp2_fast(old - base);
-      state.base[r] = base;
+      if (top > 1.0F) state.base[r] = base;  // else -inf stays
       state.l[r] *= alpha[r];
       sum[r] *= alpha[r];
 #pragma unroll
@@ -201,6 +202,8 @@ __device__ __forceinline__ void rescale(const float (&alpha)[2], State<T>& state
 }
 
 /// Whether a sum of a row is not finite: a later key may have been too far ahead of the first ones.
+/// Or whether its base is still -inf, the scores of the first ones: weights were relative to 0, and
+/// may be too small for their type.
 template <class T>
 __device__ __forceinline__ bool lost_range(const ForwardParams& params, const Tile& tile, int row,
                                            const State<T>& state) {
@@ -213,7 +216,7 @@ __device__ __forceinline__ bool lost_range(const ForwardParams& params, const Ti
 #pragma unroll
     for (int n = 0; n < T::kDimV / 8; ++n)
       zero = fmaf(state.o[4 * n + 2 * r], 0.0F, fmaf(state.o[4 * n + 2 * r + 1], 0.0F, zero));
-    lost |= place.counts && zero != 0.0F;
+    lost |= place.counts && (zero != 0.0F || state.base[r] == -kInfinity);
   }
   return lost;
 }

@@ -81,9 +81,9 @@ def attention(
         dropout_p: probability of dropping a weight, in [0, 1).
         seed: 64-bit seed, needed with dropout_p > 0; see `dropout_mask`.
         offset: 64-bit offset of the same random stream.
-        softmax: "auto" or "safe"; a choice of speed, not of accuracy. Kernels for Hopper may keep a
-            row's maximum over the first keys and compute again what that does not suit; with "safe"
-            they follow it, as all other kernels always do.
+        softmax: "auto" or "safe"; a choice of speed, not of accuracy. Kernels for Hopper may take a
+            row's weights relative to an earlier great score until a later one is far above it; with
+            "safe" they follow its maximum, as all other kernels always do.
         out: array of q's library to write to, (B, Sq, Hq, Dv), q's dtype; not for JAX.
         return_lse: also return lse.
 

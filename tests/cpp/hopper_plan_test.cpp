@@ -212,30 +212,11 @@ TEST(HopperTiles, AreThoseOfTheCostModel) {
 
 // ---- The plan
 
-TEST(HopperPlan, TakesTheSafeKernelWhereItIsAskedFor) {
-  const auto kernel = [](Problem p, const DeviceInfo& info) {
-    p.softmax = Softmax::safe;
-    return make_plan(p, info).kernel;
-  };
-  const Problem p = dense(2, 16, 16, 1024, 1024, 128);
-  EXPECT_EQ(make_plan(p, hopper()).kernel, "sm90_fwd_bfloat16_d128");
-  EXPECT_EQ(kernel(p, hopper()), "sm90_fwd_bfloat16_d128_safe");
-  // These always are.
-  EXPECT_EQ(kernel(changed(p, [](Problem& q) { q.softcap = 1; }), hopper()),
-            "sm90_fwd_bfloat16_d128_full");
-  EXPECT_EQ(kernel(changed(p, [](Problem& q) { q.dropout_p = 0.5; }), hopper()),
-            "sm80_fwd_bfloat16_d128_full");
-  EXPECT_EQ(kernel(p, device("A100")), "sm80_fwd_bfloat16_d128");
-  EXPECT_EQ(kernel(p, some_cpu()), "cpu_fwd_bfloat16");
-  EXPECT_EQ(kernel(backward_of(p), hopper()), "sm80_bwd_bfloat16_d128");
-}
-
-TEST(HopperPlan, DiffersFromTheOtherInTheKernelOnly) {
+TEST(HopperPlan, HasOneKernelForBothSoftmaxes) {
   for_random_plans([](const Problem& p, const DeviceInfo& device, const PlanInfo& info) {
     const PlanInfo safe =
         make_plan(changed(p, [](Problem& q) { q.softmax = Softmax::safe; }), device);
-    const bool other = info.backend == "sm90" && !needs_full(p);
-    ASSERT_EQ(safe.kernel, info.kernel + (other ? "_safe" : ""));
+    ASSERT_EQ(safe.kernel, info.kernel);
     ASSERT_EQ(safe.workspace_bytes, info.workspace_bytes);
     ASSERT_EQ(safe.grid, info.grid);
     ASSERT_EQ(safe.tile_q, info.tile_q);
@@ -247,12 +228,13 @@ TEST(HopperPlan, SaysHowTilesAreTakenAndWhichSoftmax) {
   const auto words = [&] { return explain({p, make_plan(p, hopper())}); };
   EXPECT_NE(words().find("132 blocks of 12 warps"), std::string::npos) << words();
   EXPECT_NE(words().find("which take 2048 tiles of queries in turn"), std::string::npos) << words();
-  EXPECT_NE(words().find("the first greatest score"), std::string::npos);
-  p.softmax = Softmax::safe;
-  EXPECT_NE(words().find("so far (safe)"), std::string::npos);
-  p.softmax = Softmax::automatic;
-  p.softcap = 1;
-  EXPECT_NE(words().find("so far (safe)"), std::string::npos);
+  for (const double softcap : {0.0, 1.0}) {
+    p.softcap = softcap;
+    p.softmax = Softmax::automatic;
+    EXPECT_NE(words().find("an earlier great score"), std::string::npos);
+    p.softmax = Softmax::safe;
+    EXPECT_NE(words().find("so far (safe)"), std::string::npos);
+  }
   p = packed(4, 16, 16, 40960, 40960, 128);
   EXPECT_NE(words().find("which take at most"), std::string::npos);
   p = dense(1, 2, 2, 128, 128, 128);
@@ -273,13 +255,33 @@ TEST(HopperPlan, HasTheWorkspaceOfWhatRunsInItsPlace) {
   EXPECT_GT(seen, 100);
 }
 
-TEST(HopperPlan, HasRoomForEveryTileInItsLedger) {
+/// Tiles of equal length need no counter: a block knows its own beforehand.
+TEST(HopperPlan, CountsTilesThatDifferInLength) {
   const Problem p = dense(4, 16, 16, 4096, 4096, 128);
-  const PlanInfo info = make_plan(p, hopper());
-  const std::int64_t tiles = hopper_blocks(p, info.tile_q);
-  EXPECT_EQ(tiles, 4 * 16 * 32);
-  const std::int64_t words = 4 + tiles / 32 + tiles;  // counters, a bit and a number for each
-  EXPECT_EQ(info.workspace_bytes, static_cast<std::size_t>((words * 4 + 255) / 256 * 256));
+  const auto workspace = [&](const std::function<void(Problem&)>& change) {
+    const PlanInfo info = make_plan(changed(p, change), hopper());
+    EXPECT_EQ(info.backend, "sm90");
+    return info.workspace_bytes;
+  };
+  EXPECT_EQ(workspace([](Problem&) {}), 0U);
+  EXPECT_EQ(workspace([](Problem& q) { q.has_sinks = true; }), 0U);
+  EXPECT_EQ(workspace([](Problem& q) { q.window_right = 0; }), 256U);
+  EXPECT_EQ(workspace([](Problem& q) { q.window_right = 50; }), 256U);
+  EXPECT_EQ(workspace([](Problem& q) { q.window_left = 50; }), 256U);
+  EXPECT_EQ(workspace([](Problem& q) { q.has_seqused_q = true; }), 256U);
+  EXPECT_EQ(workspace([](Problem& q) { q.has_seqused_k = true; }), 256U);
+  // 256 bytes more are where the tiles of each sequence begin.
+  EXPECT_EQ(make_plan(packed(4, 16, 16, 40960, 40960, 128), hopper()).workspace_bytes, 512U);
+  EXPECT_EQ(make_plan(packed(4, 2, 2, 300, 300, 128), hopper()).workspace_bytes, 256U);
+  // A tile for each block, or none.
+  EXPECT_EQ(workspace([](Problem& q) {
+              q.window_right = 0;
+              q.batch = 1;
+              q.heads_q = q.heads_kv = 4;
+              q.seqlen_q = q.total_q = 4096;
+              q.total_k = 4096;
+            }),
+            0U);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The Hopper forward kernels: every instance, and how many tiles their optimistic softmax loses.
-// Its list of lost tiles lies in the workspace, where these tests read it.
+// The Hopper forward kernels: every instance, and which tiles they compute again: those that have
+// the bits of softmax="safe".
 #include <array>
 #include <cmath>
 #include <limits>
@@ -10,10 +10,6 @@
 
 #include "common/kernel.hpp"
 #include "device.hpp"
-#include "host/gpu_plan.hpp"
-#include "host/hopper_plan.hpp"
-#include "host/plan_impl.hpp"
-#include "sm90/fwd_params.hpp"
 
 namespace {
 
@@ -131,45 +127,48 @@ INSTANTIATE_TEST_SUITE_P(Gpu, GpuHopperInstances,
                            return name_of(std::get<DType>(info.param), std::get<Width>(info.param));
                          });
 
-/// One launch: its plan, and what the ledger says after it.
-struct Launched {
-  onchip::PlanInfo info;
-  Index tiles = 0;
-  onchip::cuda::sm90::Ledger ledger{};
-  std::vector<std::vector<std::uint64_t>> bits;
-};
+/// A tile of rows: sequence, head and place among its tiles.
+using Tile = std::array<Index, 3>;
 
-Launched launch(Problem& problem) {
-  Launched done;
-  problem.run_with(
-      [&](const onchip::Attention& attention, Pass pass) {
-        const device::Mirror mirror(attention);
-        mirror.upload();
-        const onchip::Plan plan = onchip::plan(mirror.attention, pass);
-        done.info = plan.info();
-        const device::Memory workspace(plan.workspace_bytes());
-        device::check(cudaMemset(workspace.data(), 0xFF, plan.workspace_bytes()), "poison");
-        device::check(cudaDeviceSynchronize(), "poison");
-        const device::Stream stream;
-        onchip::forward(plan, mirror.attention, workspace.data(), plan.workspace_bytes(),
-                        stream.view());
-        stream.synchronize();
-        mirror.download();
-        const onchip::host::Problem& p = plan.impl().problem;
-        done.tiles = onchip::host::hopper_blocks(p, done.info.tile_q);
-        const std::byte* ledger =
-            workspace.data() + onchip::host::gpu_workspace(p, 1, done.tiles).ledger;
-        device::check(cudaMemcpy(&done.ledger, ledger, sizeof(done.ledger), cudaMemcpyDeviceToHost),
-                      "ledger");
-      },
-      Pass::forward);
-  done.bits = device::bits(problem.attention);
-  return done;
+Index tile_q(const Problem& problem) {
+  onchip::Attention a = problem.attention;
+  move_to_device(a);
+  return onchip::plan(a, Pass::forward).info().tile_q;
 }
 
-class GpuHopperLedger : public NeedsHopper<::testing::TestWithParam<Param>> {};
+/// Tiles of which every row is, to the bit, that of the safe softmax.
+std::set<Tile> safe_tiles(Problem& problem) {
+  const auto launch = [&](Softmax softmax) {
+    problem.attention.options.softmax = softmax;
+    problem.run_with(device::call, Pass::forward);
+    return std::array{fixture::bits(problem.attention.out), fixture::bits(problem.attention.lse)};
+  };
+  const auto safe = launch(Softmax::safe);
+  const auto usual = launch(Softmax::automatic);
+  const auto& shape = problem.attention.out.shape;
+  const Index rows = shape[1], heads = shape[2], dim = shape[3];
+  const Index tile = tile_q(problem);
+  std::set<Tile> same, different;
+  const auto compare = [&](std::size_t result, Index element, const Tile& at) {
+    const auto n = static_cast<std::size_t>(element);
+    (safe[result][n] == usual[result][n] ? same : different).insert(at);
+  };
+  for (Index b = 0; b < shape[0]; ++b) {
+    for (Index row = 0; row < rows; ++row) {
+      for (Index head = 0; head < heads; ++head) {
+        const Tile at{b, head, row / tile};
+        for (Index d = 0; d < dim; ++d) compare(0, ((b * rows + row) * heads + head) * dim + d, at);
+        compare(1, (b * heads + head) * rows + row, at);
+      }
+    }
+  }
+  for (const Tile& tile : different) same.erase(tile);
+  return same;
+}
 
-INSTANTIATE_TEST_SUITE_P(Gpu, GpuHopperLedger,
+class GpuHopperSoftmax : public NeedsHopper<::testing::TestWithParam<Param>> {};
+
+INSTANTIATE_TEST_SUITE_P(Gpu, GpuHopperSoftmax,
                          ::testing::Combine(::testing::ValuesIn(kTypes),
                                             ::testing::ValuesIn(kWidths)),
                          [](const auto& info) {
@@ -204,54 +203,46 @@ std::unique_ptr<Problem> with_lead(const Param& param, double nats, const std::s
   return problem;
 }
 
-std::set<Index> tiles_of(const std::set<Index>& rows, Index tile_q) {
-  std::set<Index> tiles;
-  for (const Index row : rows) tiles.insert(row / tile_q);
+std::set<Tile> tiles_of(const std::set<Index>& rows, Index tile_q) {
+  std::set<Tile> tiles;
+  for (const Index row : rows) tiles.insert({0, 1, row / tile_q});
   return tiles;
 }
 
-TEST_P(GpuHopperLedger, CountsTheTilesThatLostTheirRange) {
-  const Launched calm = launch(*with_lead(GetParam(), 0, {}));
-  EXPECT_EQ(calm.ledger.lost, 0U);
+TEST_P(GpuHopperSoftmax, OnlyTilesThatLostTheirRangeAreComputedAgain) {
+  EXPECT_EQ(safe_tiles(*with_lead(GetParam(), 0, {})), std::set<Tile>{});
   for (const std::set<Index>& rows :
        {std::set<Index>{3}, {399}, {3, 5, 77}, {63, 64, 65, 300}, {3, 250, 390}}) {
     const auto problem = with_lead(GetParam(), 200, rows);
-    const Launched some = launch(*problem);
-    EXPECT_EQ(some.ledger.lost, tiles_of(rows, some.info.tile_q).size());
-    if (rows.size() == 3) problem->expect_right(false);
+    EXPECT_EQ(safe_tiles(*problem), tiles_of(rows, tile_q(*problem)));
+    problem->expect_right(false);
   }
-  const Launched all = launch(*with_lead(GetParam(), 200, {}, true));
-  EXPECT_EQ(all.ledger.lost, all.tiles);
 }
 
-/// bfloat16's weights have float32's range; float16's end at 65504.
-TEST_P(GpuHopperLedger, ALeadThatTheTypeHoldsLosesNothing) {
-  const bool wide = std::get<DType>(GetParam()) == DType::bfloat16;
-  const Launched held = launch(*with_lead(GetParam(), wide ? 60 : 5, {}, true));
-  EXPECT_EQ(held.ledger.lost, 0U);
-  const Launched beyond = launch(*with_lead(GetParam(), wide ? 90 : 20, {}, true));
-  EXPECT_EQ(beyond.ledger.lost, beyond.tiles);
-}
-
-TEST_P(GpuHopperLedger, LostTilesHaveTheBitsOfTheSafeKernel) {
+TEST_P(GpuHopperSoftmax, EveryTileIsComputedAgain) {
   const auto problem = with_lead(GetParam(), 200, {}, true);
-  const Launched twice = launch(*problem);
-  ASSERT_EQ(twice.ledger.lost, twice.tiles);
-  problem->attention.options.softmax = Softmax::safe;
-  const Launched safe = launch(*problem);
-  EXPECT_NE(safe.info.kernel, twice.info.kernel);
-  EXPECT_EQ(safe.ledger.lost, 0U);
-  EXPECT_EQ(safe.bits, twice.bits);
+  const Index tiles = (kShape.rows + tile_q(*problem) - 1) / tile_q(*problem);
+  EXPECT_EQ(safe_tiles(*problem).size(),
+            static_cast<std::size_t>(kShape.batch * kShape.heads * tiles));
+  problem->expect_right(false);
 }
 
-TEST_P(GpuHopperLedger, NanLosesATileOnce) {
+/// Bases move, of which the tile's other rows tell nothing.
+TEST_P(GpuHopperSoftmax, ALeadThatFloat32HoldsLosesNothing) {
+  for (const double nats : {5.0, 20.0, 60.0, 80.0}) {
+    const auto problem = with_lead(GetParam(), nats, {3, 5, 77, 250, 390});
+    EXPECT_EQ(safe_tiles(*problem), std::set<Tile>{}) << nats;
+    problem->expect_right(false);
+  }
+}
+
+TEST_P(GpuHopperSoftmax, NanLosesItsTileAndEnds) {
   const auto problem = with_lead(GetParam(), 0, {});
   fixture::set_where(
       problem->attention.q,
       [](auto at) { return at[0] == 1 && at[1] == 300 && at[2] == 1 && at[3] == 5; },
       std::numeric_limits<double>::quiet_NaN());
-  const Launched once = launch(*problem);
-  EXPECT_EQ(once.ledger.lost, 1U);
+  EXPECT_EQ(safe_tiles(*problem), (std::set<Tile>{{1, 1, 300 / tile_q(*problem)}}));
   problem->expect_right(false);
 }
 

@@ -305,7 +305,7 @@ def test_plan_for_a_named_device() -> None:
     [
         ("H200", {}, "sm90_fwd_bfloat16_d64"),
         ("H200", {"softmax": "auto"}, "sm90_fwd_bfloat16_d64"),
-        ("H100", {"softmax": "safe"}, "sm90_fwd_bfloat16_d64_safe"),
+        ("H100", {"softmax": "safe"}, "sm90_fwd_bfloat16_d64"),
         ("H200", {"softmax": "safe", "softcap": 9.0}, "sm90_fwd_bfloat16_d64_full"),
         ("H200", {"softmax": "safe", "backward": True}, "sm80_bwd_bfloat16_d64"),
         ("A100", {"softmax": "safe"}, "sm80_fwd_bfloat16_d64"),
@@ -316,6 +316,8 @@ def test_plan_for_a_softmax(device: str, options: dict[str, Any], kernel: str) -
     plan = onchip.plan((2, 512, 8, 64), (2, 512, 8, 64), device=device, **options)
     assert plan.kernel == plan.as_dict()["kernel"] == kernel
     assert kernel in plan.explain()
+    hopper = kernel.startswith("sm90")
+    assert ("(safe)" in plan.explain()) == (hopper and options.get("softmax") == "safe")
 
 
 def test_softmax_is_safe_on_the_cpu_anyway() -> None:

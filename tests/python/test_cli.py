@@ -235,8 +235,8 @@ def test_plan_passes_every_option_on() -> None:
         dtype="float32", window=(31, 7), softcap=20.0,
     )  # fmt: skip
     assert json.loads(done.stdout) == made.as_dict()
-    done = run("plan", "--device", "h200", "--softmax", "safe", "--json")
-    assert json.loads(done.stdout)["kernel"] == "sm90_fwd_bfloat16_d128_safe"
+    done = run("plan", "--device", "h200", "--softmax", "safe")
+    assert "(safe)" in done.stdout
 
 
 def test_plan_in_words_has_a_picture() -> None:

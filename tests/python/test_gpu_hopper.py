@@ -181,8 +181,8 @@ def equal(got: list[Any], expected: list[Any]) -> bool:
     return all(torch().equal(a, b) for a, b in zip(got, expected, strict=True))
 
 
-def three(rows: int, keys: int, dim: int, dtype: str = "bfloat16") -> list[Any]:
-    shapes = [(2, rows, 4, dim), (2, keys, 2, dim), (2, keys, 2, dim)]
+def three(rows: int, keys: int, dim: int, dtype: str = "bfloat16", batch: int = 2) -> list[Any]:
+    shapes = [(batch, rows, 4, dim), (batch, keys, 2, dim), (batch, keys, 2, dim)]
     return [normal(*shape, seed=n, dtype=dtype) for n, shape in enumerate(shapes)]
 
 
@@ -286,7 +286,7 @@ def test_nan_in_v_reaches_no_tile_that_ends_before_it(
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"softcap": 5.0}], ids=name_of)
 def test_repeats_bit_for_bit(dim: int, options: dict[str, Any], dtype: str) -> None:
     """Tiles go to whichever block is free: more of them than multiprocessors."""
-    q, k, v = three(1500, 1500, dim, dtype)
+    q, k, v = three(1500, 1500, dim, dtype, batch=12)
     q[:, 700:710] *= 40  # some tiles are computed twice
     first = attention(q, k, v, **options)
     for _ in range(8):
@@ -339,8 +339,8 @@ def test_a_row_does_not_depend_on_how_it_is_packed(
 
 
 def test_graph_replays_with_lost_tiles_and_without() -> None:
-    """The list of lost tiles begins anew in each replay."""
-    x = three(700, 700, 128)
+    """The count of tiles begins anew in each replay."""
+    x = three(700, 700, 128, batch=12)
     calm = [y.clone() for y in x]
     peaked = [x[0] * 40, x[1], x[2]]
     expected = [attention(*y, causal=True) for y in (calm, peaked)]
@@ -356,11 +356,11 @@ def test_graph_replays_with_lost_tiles_and_without() -> None:
 
 
 def test_many_streams_at_once() -> None:
-    """Each call has its own list of lost tiles."""
-    problems = [three(600 + 40 * n, 700, 128) for n in range(8)]
+    """Each call has its own count of tiles."""
+    problems = [three(600 + 40 * n, 700, 128, batch=10) for n in range(8)]
     for n, problem in enumerate(problems):
         problem[0].mul_(1 + 40 * (n % 2))
-    expected = [attention(*problem) for problem in problems]
+    expected = [attention(*problem, causal=True) for problem in problems]
     torch().cuda.synchronize()
     streams = [torch().cuda.Stream() for _ in problems]
     got: list[list[Any]] = []
@@ -368,7 +368,7 @@ def test_many_streams_at_once() -> None:
         got = []
         for stream, problem in zip(streams, problems, strict=True):
             with torch().cuda.stream(stream):
-                got.append(attention(*problem))
+                got.append(attention(*problem, causal=True))
     for stream in streams:
         stream.synchronize()
     for a, b in zip(got, expected, strict=True):

@@ -21,9 +21,9 @@
 namespace onchip {
 
 /// What scores are relative to before 2^x. `safe`: each row's maximum over the keys so far.
-/// `automatic` lets a kernel keep the maximum over the first keys that it computes, and compute
-/// tiles that this does not suit again, safely: results are as exact. Only Hopper's forward kernels
-/// do so; all else is always safe.
+/// `automatic` lets a kernel keep an earlier great score until a later one is far above it, and
+/// compute tiles that this does not suit again, safely: results are as exact. Only Hopper's forward
+/// kernels do so; all else is always safe.
 enum class Softmax : std::int32_t { automatic = 0, safe = 1 };
 
 /// What is computed between Q.K^T and the softmax, and how keys are split.

@@ -89,8 +89,8 @@ typedef void* onchip_stream;
 
 typedef int64_t onchip_softmax;
 enum {
-  ONCHIP_SOFTMAX_AUTOMATIC = 0, /* a kernel may keep the maximum over a row's first keys and compute
-                                   again what that does not suit: Hopper's forward kernels do */
+  ONCHIP_SOFTMAX_AUTOMATIC = 0, /* a kernel may keep an earlier great score of a row until a later
+                                   one is far above it: Hopper's forward kernels do */
   ONCHIP_SOFTMAX_SAFE = 1       /* each row's maximum over the keys so far */
 };
 
