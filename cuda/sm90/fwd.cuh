@@ -379,8 +379,12 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
         if (hides) mask_scores<T>(params, tile, row, block * T::kBc, s);
       };
       float alpha[2];
-      state.base[0] = state.base[1] = -kInfinity;
-      state.l[0] = state.l[1] = 0.0F;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        // Weights of a row that does not count are 0 or NaN, so that it has no vote in a move.
+        state.base[r] = RowPlace(params, tile, row + 8 * r).counts ? -kInfinity : kInfinity;
+        state.l[r] = 0.0F;
+      }
       wgmma_wait<0>();
       release_keys();
       prepare_scores(last, work.hides(last));
