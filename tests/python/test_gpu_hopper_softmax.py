@@ -281,6 +281,23 @@ def test_only_lost_tiles_are_computed_again(width: tuple[int, int], kind: Kind) 
         np.testing.assert_array_equal(ours[~lost], first[~lost], err_msg=name)
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+def test_rows_that_do_not_count_move_no_base(width: tuple[int, int], kind: Kind) -> None:
+    """Neither those behind `seqused_q` nor those of the next sequence, in the same tile."""
+    rows = 70
+    case = packed(np.random.default_rng(9), [(rows + 7, KEYS), (60, 400)], width, (2, 1),
+                  used=[(rows, KEYS), (60, 400)])  # fmt: skip
+    rest = np.random.default_rng(10).normal(size=case.inputs["q"][rows:].shape)
+    got = []
+    for gain in (0.0, 1.0, 30.0):
+        inputs = {**case.inputs, "q": case.inputs["q"].copy()}
+        inputs["q"][rows:] = gain * rest
+        every = results(dataclasses.replace(case, inputs=inputs), kind)
+        got.append({"out": every["out"][:rows], "lse": every["lse"][:, :rows]})
+    expect_same(got[1], got[0])
+    expect_same(got[2], got[0])
+
+
 def expect_same(got: dict[str, Array], expected: dict[str, Array]) -> None:
     for name, value in expected.items():
         np.testing.assert_array_equal(got[name], value, err_msg=name)
