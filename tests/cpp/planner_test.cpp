@@ -49,12 +49,12 @@ TEST(Tiles, SharedMemoryIsTheSumOfTheBuffers) {
   const auto sm90 = [&](Pass pass, std::int64_t dim, std::int64_t dim_v, MaskClass masks) {
     return bytes(kSm90, pass, 2, dim, dim_v, masks, 232448) - 1024;
   };
-  EXPECT_EQ(sm90(kFwd, 64, 64, kCausal), 114688);  // two of Q
-  EXPECT_EQ(sm90(kFwd, 96, 96, kDense), 163840);   // panels of 64 columns: as 128
-  EXPECT_EQ(sm90(kFwd, 128, 128, kCausal), 163840);
+  EXPECT_EQ(sm90(kFwd, 64, 64, kCausal), 131072);  // two of Q
+  EXPECT_EQ(sm90(kFwd, 96, 96, kDense), 229376);   // panels of 64 columns: as 128
+  EXPECT_EQ(sm90(kFwd, 128, 128, kCausal), 229376);
   EXPECT_EQ(sm90(kFwd, 192, 192, kCausal), 196608);
   EXPECT_EQ(sm90(kFwd, 192, 128, kDense), 212992);
-  EXPECT_EQ(sm90(kFwd, 256, 256, kDense), 229376);
+  EXPECT_EQ(sm90(kFwd, 256, 256, kDense), 196608);
   EXPECT_EQ(bytes(kSm80, kFwd, 2, 128, 128, kDense, 101376), 98304);
   EXPECT_EQ(bytes(kSm80, kBwd, 2, 64, 64, kDense, 166912), 98304 + 2 * 64 * 8);
   EXPECT_EQ(bytes(kSm80, kFwd, 4, 128, 128, kDense, 166912), 0);
@@ -129,7 +129,7 @@ TEST(Planner, PicksTheTileByMaskHeadDimAndSharedMemory) {
   Problem p = dense(2, 16, 16, 4096, 4096, 128);
   EXPECT_EQ(make_plan(p, hopper()).tile_k, 128);
   p.dim = p.dim_v = 256;
-  EXPECT_EQ(make_plan(p, hopper()).tile_k, 80);
+  EXPECT_EQ(make_plan(p, hopper()).tile_k, 64);
   EXPECT_EQ(make_plan(p, device("B200")).tile_q, 64);
   EXPECT_EQ(make_plan(p, device("A100")).tile_q, 64);
   EXPECT_EQ(make_plan(p, device("L40S")).kernel, "sm80_fwd_bfloat16_d256");

@@ -85,7 +85,7 @@ std::int64_t hopper_blocks(const Problem& p, std::int64_t tile_q) {
 bool hopper_counts_tiles(const Problem& p, const PlanInfo& info) {
   const bool differ = p.window_left >= 0 || p.window_right >= 0 || p.packed || p.has_cu_seqlens_k ||
                       p.has_seqused_q || p.has_seqused_k;
-  return is_hopper(info) && differ && hopper_blocks(p, info.tile_q) > info.grid;
+  return is_hopper(info) && differ && hopper_blocks(p, info.tile_q) > info.device.units;
 }
 
 }  // namespace onchip::host

@@ -165,9 +165,9 @@ void plan_gpu(const Problem& p, PlanInfo& info) {
   // Where splits fill the device better, the Hopper kernels have none to offer.
   const TileRow* hopper = info.num_splits == 1 ? hopper_tile(p, info.device) : nullptr;
   if (hopper != nullptr) take_tile(p, *hopper, info);
-  info.grid = choose_grid(p, hopper != nullptr ? *hopper : sm80, info);
   info.workspace_bytes = static_cast<std::size_t>(
       gpu_workspace(p, info.num_splits, hopper_counts_tiles(p, info)).bytes);
+  info.grid = choose_grid(p, hopper != nullptr ? *hopper : sm80, info);
 }
 
 void plan_on_cpu(const Problem& p, PlanInfo& info) {
