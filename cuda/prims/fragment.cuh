@@ -48,6 +48,27 @@ __device__ __forceinline__ float2 unpack<__half>(std::uint32_t pair) {
   return __half22float2(reinterpret_cast<const __half2&>(pair));
 }
 
+/// Both halves: sum + 0 x pair, which is NaN as soon as one of `pair` is not finite.
+template <class Element>
+__device__ __forceinline__ std::uint32_t add_zero_times(std::uint32_t pair, std::uint32_t sum);
+
+template <>
+__device__ __forceinline__ std::uint32_t add_zero_times<__nv_bfloat16>(std::uint32_t pair,
+                                                                       std::uint32_t sum) {
+  const __nv_bfloat162 result =
+      __hfma2(reinterpret_cast<const __nv_bfloat162&>(pair), __nv_bfloat162{},
+              reinterpret_cast<const __nv_bfloat162&>(sum));
+  return reinterpret_cast<const std::uint32_t&>(result);
+}
+
+template <>
+__device__ __forceinline__ std::uint32_t add_zero_times<__half>(std::uint32_t pair,
+                                                                std::uint32_t sum) {
+  const __half2 result = __hfma2(reinterpret_cast<const __half2&>(pair), __half2{},
+                                 reinterpret_cast<const __half2&>(sum));
+  return reinterpret_cast<const std::uint32_t&>(result);
+}
+
 /// Accumulators of tiles 2k and 2k + 1 as the A operand of depth step k.
 template <class Element>
 __device__ __forceinline__ Fragment as_operand(const float (&left)[4], const float (&right)[4]) {

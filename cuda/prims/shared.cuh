@@ -21,4 +21,14 @@ __device__ __forceinline__ void store_shared(std::uint32_t to, const std::uint32
                : "memory");
 }
 
+/// 16 bytes, from a multiple of 16 bytes.
+__device__ __forceinline__ uint4 load_shared_16(std::uint32_t from) {
+  uint4 words;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+               : "r"(from)
+               : "memory");
+  return words;
+}
+
 }  // namespace onchip::cuda

@@ -47,9 +47,11 @@ struct Forward {
   static constexpr int kMostBytes = 226 * 1024;  // of a block's 227 KiB, some are for barriers
   // Two buffers for Q where it stays in shared memory and there is room: the next one arrives
   // early.
+  // Where outputs pass on their way to memory, 2 KiB a warp: where Q was if that is in registers.
+  static constexpr int kStagingBytes = kQRegisters ? 0 : kGroups * 4 * 2048;
   static constexpr int kQStages =
-      !kQRegisters && 1024 + 2 * kQBytes + kStageBytes <= kMostBytes ? 2 : 1;
-  static constexpr int kSharedBytes = 1024 + kQStages * kQBytes + kStageBytes;
+      !kQRegisters && 1024 + 2 * kQBytes + kStageBytes + kStagingBytes <= kMostBytes ? 2 : 1;
+  static constexpr int kSharedBytes = 1024 + kQStages * kQBytes + kStageBytes + kStagingBytes;
   static_assert(kSharedBytes <= kMostBytes);
 };
 
@@ -59,7 +61,8 @@ struct Barriers {
   std::uint64_t q_full[T::kQStages], q_empty[T::kQStages], tile_full[2], tile_empty[2];
   std::uint64_t k_full[T::kStages], k_empty[T::kStages], v_full[T::kStages], v_empty[T::kStages];
   Work work[2];
-  std::uint32_t lost[2];  // whether the tile of this work is to be computed again, safely
+  Blocks blocks[2][T::kGroups];  // of each warpgroup's rows
+  std::uint32_t lost[2];         // whether the tile of this work is to be computed again, safely
 
   __device__ __forceinline__ void init() {
     constexpr int kWarps = 4 * T::kGroups;  // that compute
@@ -111,9 +114,22 @@ __device__ __forceinline__ void warp_arrive(const std::uint64_t& barrier) {
   if (lane_id() == 0) barrier_arrive(shared_address(&barrier));
 }
 
+/// Lets `count` buffers pass by. The count is the same for a warp, and so stays the ring.
+template <int kSize>
+__device__ __forceinline__ void skip(int count, Ring<kSize>& ring, const std::uint64_t* full,
+                                     const std::uint64_t* empty) {
+  count = __shfl_sync(0xffffffffU, count, 0);
+  for (; count > 0; --count) {
+    ring.wait_full(full);
+    __syncwarp();
+    warp_arrive(empty[ring.at]);
+    ring.step();
+  }
+}
+
 /// Shared memory tiles.
 struct Tiles {
-  std::uint32_t q, k, v;
+  std::uint32_t q, k, v, staging;
 };
 
 /// The warp that hands out tiles, one ahead of those that compute, and writes those without keys. A
@@ -134,8 +150,8 @@ __device__ __forceinline__ void schedule_tiles(const ForwardParams& params, Barr
   while (true) {
     tiles.wait_empty(barriers.tile_empty);
     Work work = barriers.work[tiles.at];
-    if (barriers.lost[tiles.at] != 0) {
-      work.shifted_end = work.first_block;
+    const bool again = barriers.lost[tiles.at] != 0;
+    if (again) {
       paused = false;
     } else {
       work.number = Work::kPause;
@@ -145,7 +161,6 @@ __device__ __forceinline__ void schedule_tiles(const ForwardParams& params, Barr
         rank = following();
         if (work.tile.positions <= 0) continue;
         work.set_blocks(T::kBc);
-        if (params.safe != 0) work.shifted_end = work.first_block;
         if (work.end_block > work.first_block) {
           work.number = number;
         } else {
@@ -156,6 +171,15 @@ __device__ __forceinline__ void schedule_tiles(const ForwardParams& params, Barr
       paused = work.number < 0;
     }
     __syncwarp();  // every lane has read the last work
+    if (lane_id() < T::kGroups) {
+      const auto position = [&](int row) { return work.tile.first + (row >> params.pack_shift); };
+      const int row = lane_id() * 64;
+      Blocks blocks = work.blocks_of(position(row), position(row + 63), T::kBc);
+      if (T::kPingpong) blocks.last = work.end_block - 1;  // turns are taken by all
+      if (again || params.safe != 0) blocks.shifted_end = work.first_block;
+      barriers.blocks[tiles.at][lane_id()] = blocks;
+    }
+    __syncwarp();
     if (lane_id() == 0) {
       barriers.work[tiles.at] = work;
       barriers.lost[tiles.at] = 0;
@@ -314,7 +338,8 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
   const bool clears_tail = p.has_cu_seqlens_k || p.has_seqused_k;  // else TMA has filled in zeros
   const int group = group_id();
   const Turns<T> turns{group};
-  const int row = group * 64 + static_cast<int>(threadIdx.x) / 32 % 4 * 16 + lane_id() / 4;
+  const int warp_row = group * 64 + static_cast<int>(threadIdx.x) / 32 % 4 * 16;
+  const int row = warp_row + lane_id() / 4;
   std::uint32_t q;  // this warpgroup's rows
   Ring<2> tiles;
   Ring<T::kQStages> queries;
@@ -335,18 +360,28 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
     warp_arrive(barriers.tile_empty[tiles.at]);
     tiles.step();
   };
+  // Q of the tile before the next may be written over. `now` and the lane make one predicate: with
+  // a branch of its own, ptxas keeps the rings out of the uniform registers.
+  const auto release_queries = [&](bool now) {
+    std::uint64_t& empty = barriers.q_empty[T::kQRegisters ? 0 : queries.at ^ (T::kQStages - 1)];
+    if (lane_id() == 0 && now) barrier_arrive(shared_address(&empty));
+  };
   QueryOperands<T> operands;
   // Where no tile follows, the product with what Q was is of no use, but a branch around it is not
   // allowed.
   const auto take_queries = [&] {
+    if constexpr (!T::kPingpong) {
+      const Work& work = barriers.work[tiles.at];
+      const int unseen = work.end_block - 1 - barriers.blocks[tiles.at][group].last;
+      skip(unseen, keys, barriers.k_full, barriers.k_empty);
+    }
     queries.wait_full(barriers.q_full);
     q = shared.q + queries.at * T::kQBytes + group * (64 * 128);
     queries.step();
-    if constexpr (T::kQRegisters) {
-      operands.load(q);
-      warp_arrive(barriers.q_empty[0]);
-    }
+    if constexpr (T::kQRegisters) operands.load(q);
   };
+  // 16 rows of 128 bytes of this warp's.
+  const std::uint32_t staging = shared.staging + static_cast<std::uint32_t>(warp_row) * 128;
   float s[T::kBc / 2];
   Fragment weights[T::kBc / 16];
   State<T> state;
@@ -360,6 +395,10 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
       continue;
     }
     take_queries();
+    if constexpr (T::kQRegisters) {
+      __syncwarp();
+      release_queries(true);
+    }
     keys.wait_full(barriers.k_full);
     turns.wait();
     wgmma_fence();
@@ -370,10 +409,8 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
       const Work& work = barriers.work[tiles.at];
       const Tile& tile = work.tile;
       const int first = work.first_block;
-      const int last = work.end_block - 1;
-      // Read once: memory's contents are not known to last.
-      const int open_first = work.open_first, open_end = work.open_end;
-      const int shifted_end = work.shifted_end;
+      const Blocks blocks = barriers.blocks[tiles.at][group];
+      const int last = blocks.last;
       const auto prepare_scores = [&](int block, bool hides) {
         if constexpr (T::kFull) apply_options<T>(params, tile, row, block * T::kBc, s);
         if (hides) mask_scores<T>(params, tile, row, block * T::kBc, s);
@@ -387,9 +424,12 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
       }
       wgmma_wait<0>();
       release_keys();
-      prepare_scores(last, work.hides(last));
+      if (!T::kQRegisters) release_queries(last == first);
+      prepare_scores(last, blocks.hides(last));
       online_softmax<T>(c, s, state, alpha);
       as_operands<T>(s, weights);
+      if constexpr (!T::kPingpong)
+        skip(work.end_block - 1 - last, values, barriers.v_full, barriers.v_empty);
       const int tail = tile.k_len - last * T::kBc;
       if (clears_tail && tail < T::kBc) {
         values.wait_full(barriers.v_full);
@@ -399,10 +439,10 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
       for (float& x : state.o) x = 0.0F;
 #pragma unroll 1
       for (int block = last - 1; block >= first; --block) {
-        const bool hides = block < open_first || block >= open_end;
+        const bool hides = blocks.hides(block);
         // Only at first: the maximum of a row whose scores were all -inf then must not move any
         // more.
-        const bool online = block >= shifted_end;
+        const bool online = block >= blocks.shifted_end;
         keys.wait_full(barriers.k_full);
         values.wait_full(barriers.v_full);
         turns.wait();
@@ -413,6 +453,7 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
         turns.pass();
         wgmma_wait<T::kPvFirst ? 0 : 1>();
         release_keys();
+        if (!T::kQRegisters) release_queries(block == first);
         if (T::kPvFirst) release_values();
         prepare_scores(block, hides);
         bool moved = true;
@@ -428,11 +469,10 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
         if (moved) rescale<T>(alpha, state);
         as_operands<T>(s, weights);
       }
-      if (!T::kQRegisters) warp_arrive(barriers.q_empty[queries.at ^ (T::kQStages - 1)]);
       const int at = tiles.at;
       tiles.step();
       tiles.wait_full(barriers.tile_full);
-      more = barriers.work[tiles.at].number >= 0;
+      more = __shfl_sync(0xffffffffU, barriers.work[tiles.at].number, 0) >= 0;
       if (more) {
         take_queries();
         keys.wait_full(barriers.k_full);
@@ -445,11 +485,16 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
       turns.pass();
       wgmma_wait<1>();
       release_values();
-      const bool lost = shifted_end > first && lost_range<T>(params, tile, row, state);
+      const float zero = store_tile<T>(params, tile, warp_row, staging, state);
+      const bool lost = blocks.shifted_end > first && zero != 0.0F;
       if (__any_sync(0xffffffffU, lost) && lane_id() == 0) barriers.lost[at] = 1;
-      store_tile<T>(params, tile, row, state);
       __syncwarp();  // until every lane has read the work
       warp_arrive(barriers.tile_empty[at]);
+      if constexpr (T::kQRegisters) {
+        async_fence();
+        __syncwarp();
+        release_queries(more);
+      }
     } while (more);
     wgmma_wait<0>();
   }
@@ -464,6 +509,7 @@ __global__ __launch_bounds__(T::kThreads,
   shared.q = (shared_address(dynamic) + 1023U) & ~1023U;
   shared.k = shared.q + T::kQStages * T::kQBytes;
   shared.v = shared.k + T::kStages * T::kKBytes;
+  shared.staging = T::kQRegisters ? shared.q : shared.v + T::kStages * T::kVBytes;
   if (threadIdx.x == 0) {
     for (const CUtensorMap* map : {&params.k, &params.q, &params.v}) tma_prefetch(*map);
     barriers.init();

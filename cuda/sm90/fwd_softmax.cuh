@@ -64,7 +64,7 @@ __device__ __forceinline__ void mask_scores(const ForwardParams& params, const T
       for (int bit = 0; bit < 32 && 32 * word + bit < kScores; ++bit) {
         const int k = 32 * word + bit;
         float& x = s[4 * (k / 2) + 2 * r + k % 2];
-        x = (seen >> bit & 1) != 0 ? x : -kInfinity;
+        x = (seen & (1U << bit)) != 0 ? x : -kInfinity;
       }
     }
   }
@@ -149,6 +149,7 @@ __device__ __forceinline__ bool shifted_softmax(float c, float (&s)[T::kBc / 2],
                                                 float (&alpha)[2]) {
   constexpr float kShare = 8.0F;  // of the sums so far
   constexpr float kMost = 256.0F;
+  constexpr float kReach = 0x1p120F;  // farther, alpha would be 0, and hide what it multiplies
   float sum[2];
   bool far = false;
 #pragma unroll
@@ -167,8 +168,8 @@ __device__ __forceinline__ bool shifted_softmax(float c, float (&s)[T::kBc / 2],
       top = quad_max(top);
       const float old = shift_of(state.base[r]);
       const float base = old + log2f(top);
-      alpha[r] = exp2_fast(old - base);
-      if (top > 1.0F) state.base[r] = base;  // else -inf stays
+      alpha[r] = top < kReach ? exp2_fast(old - base) : kInfinity;  // which loses the row
+      if (top > 1.0F) state.base[r] = base;                         // else -inf stays
       state.l[r] *= alpha[r];
       sum[r] *= alpha[r];
 #pragma unroll
@@ -199,26 +200,6 @@ template <class T>
 __device__ __forceinline__ void rescale(const float (&alpha)[2], State<T>& state) {
 #pragma unroll
   for (int i = 0; i < T::kDimV / 2; ++i) state.o[i] *= alpha[i / 2 % 2];
-}
-
-/// Whether a sum of a row is not finite: a later key may have been too far ahead of the first ones.
-/// Or whether its base is still -inf, the scores of the first ones: weights were relative to 0, and
-/// may be too small for their type.
-template <class T>
-__device__ __forceinline__ bool lost_range(const ForwardParams& params, const Tile& tile, int row,
-                                           const State<T>& state) {
-  bool lost = false;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const float l = quad_sum(state.l[r]);
-    const RowPlace place(params, tile, row + 8 * r);
-    float zero = l * 0.0F;  // NaN as soon as the sum or an output is not finite
-#pragma unroll
-    for (int n = 0; n < T::kDimV / 8; ++n)
-      zero = fmaf(state.o[4 * n + 2 * r], 0.0F, fmaf(state.o[4 * n + 2 * r + 1], 0.0F, zero));
-    lost |= place.counts && (zero != 0.0F || state.base[r] == -kInfinity);
-  }
-  return lost;
 }
 
 }  // namespace onchip::cuda::sm90

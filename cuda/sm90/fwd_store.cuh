@@ -7,24 +7,12 @@
 #include "prims/exp2.cuh"
 #include "prims/fragment.cuh"
 #include "prims/math.cuh"
+#include "prims/mma.cuh"
+#include "prims/shared.cuh"
 #include "sm90/fwd_softmax.cuh"
 #include "sm90/fwd_work.cuh"
 
 namespace onchip::cuda::sm90 {
-
-/// word i of lane q of four becomes word q of lane i.
-__device__ __forceinline__ void quad_transpose(std::uint32_t (&words)[4]) {
-  const unsigned lane = threadIdx.x % 4;
-  const auto exchange = [&](std::uint32_t& low, std::uint32_t& high, unsigned distance) {
-    const bool upper = (lane & distance) != 0;
-    const std::uint32_t got = __shfl_xor_sync(0xffffffffU, upper ? low : high, distance);
-    (upper ? low : high) = got;
-  };
-  exchange(words[0], words[1], 1);
-  exchange(words[2], words[3], 1);
-  exchange(words[0], words[2], 2);
-  exchange(words[1], words[3], 2);
-}
 
 __device__ __forceinline__ void store_lse(const ForwardParams& params, const Tile& tile,
                                           const RowPlace& place, float lse) {
@@ -33,45 +21,93 @@ __device__ __forceinline__ void store_lse(const ForwardParams& params, const Til
   static_cast<float*>(common.operands.lse)[place.offset(common.problem.lse, tile)] = lse;
 }
 
-/// out and lse of a tile.
+/// What a thread's two rows need: the factor that makes sums outputs, and whether there are none.
+struct RowEnds {
+  float factor[2];
+  bool empty[2];
+};
+
+/// Stores lse; `row` is the thread's first row.
 template <class T>
-__device__ __forceinline__ void store_tile(const ForwardParams& params, const Tile& tile, int row,
-                                           const State<T>& state) {
-  using Element = typename T::Element;
-  const host::KernelParams& common = params.common;
-  const host::Problem& p = common.problem;
+__device__ __forceinline__ RowEnds end_rows(const ForwardParams& params, const Tile& tile, int row,
+                                            const State<T>& state) {
+  const host::Problem& p = params.common.problem;
+  RowEnds ends;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const RowPlace place(params, tile, row + 8 * r);
     const float l = quad_sum(state.l[r]);
-    const bool sees_nothing = l == 0.0F || !place.counts;
-    float factor = 1.0F / l;
+    ends.empty[r] = l == 0.0F || !place.counts;
+    ends.factor[r] = __fdividef(1.0F, l);
     float lse = shift_of(state.base[r]) + log2f(l);  // in base 2
-    if (p.has_sinks && !sees_nothing) {
+    if (p.has_sinks && !ends.empty[r]) {
       const float sink =
-          kLog2e * static_cast<const float*>(common.operands.sinks)[place.head * p.sinks];
+          kLog2e * static_cast<const float*>(params.common.operands.sinks)[place.head * p.sinks];
       const float top = fmaxf(lse, sink);
       const float keys = exp2_fast(lse - top);
       const float sum = keys + exp2_fast(sink - top);
-      factor *= keys / sum;
+      ends.factor[r] *= keys / sum;
       lse = top + log2f(sum);
     }
-    store_lse(params, tile, place, sees_nothing ? -kInfinity : kLn2 * lse);
-    auto* to = static_cast<Element*>(common.operands.out) + place.offset(p.out, tile);
+    store_lse(params, tile, place, ends.empty[r] ? -kInfinity : kLn2 * lse);
+  }
+  return ends;
+}
+
+/// Out and lse of a warp's 16 rows, from `row` on, by way of `staging`: 2 KiB of shared memory, 16
+/// rows of 128 bytes, for 64 columns at a time, so that whole lines of memory are written. Returns
+/// NaN where the tile must be computed again: an output or a sum of this thread is not finite.
+template <class T>
+__device__ __forceinline__ float store_tile(const ForwardParams& params, const Tile& tile, int row,
+                                            std::uint32_t staging, const State<T>& state) {
+  using Element = typename T::Element;
+  const host::Problem& p = params.common.problem;
+  const int lane = lane_id();
+  const RowEnds ends = end_rows<T>(params, tile, row + lane / 4, state);
+  const bool any_empty = __any_sync(0xffffffffU, ends.empty[0] || ends.empty[1]);
+  auto* out = static_cast<Element*>(params.common.operands.out) + lane % 8 * 8;
+  Element* to[4];  // rows lane / 8, + 4...; null where there is none
 #pragma unroll
-    for (int group = 0; group < T::kDimV / 32; ++group) {
-      std::uint32_t words[4];
+  for (int i = 0; i < 4; ++i) {
+    const RowPlace place(params, tile, row + 4 * i + lane / 8);
+    to[i] = place.stored ? out + place.offset(p.out, tile) : nullptr;
+  }
+  const auto chunk_at = [&](int at, int chunk) {
+    return staging + static_cast<std::uint32_t>(at * 128 + ((chunk ^ (at & 7)) * 16));
+  };
+  std::uint32_t zero = 0;
+#pragma unroll
+  for (int panel = 0; panel < T::kPanelsV; ++panel) {
+    if (panel > 0) __syncwarp();  // until every lane has read the last one
+#pragma unroll
+    for (int n = 0; n < 4 && 64 * panel + 16 * n < T::kDimV; ++n) {
+      Fragment words;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float* x = state.o + 16 * group + 4 * i + 2 * r;
-        words[i] = sees_nothing ? 0U : pack<Element>(x[0] * factor, x[1] * factor);
+        const float* x = state.o + 32 * panel + 8 * n + 2 * i;
+        const int r = i % 2;
+        words.x[i] = pack<Element>(x[0] * ends.factor[r], x[1] * ends.factor[r]);
+        if (any_empty && ends.empty[r]) words.x[i] = 0;
+        zero = add_zero_times<Element>(words.x[i], zero);
       }
-      quad_transpose(words);
-      const int column = 32 * group + 8 * (lane_id() % 4);
-      if (place.stored && column < p.dim_v)
-        *reinterpret_cast<uint4*>(to + column) = make_uint4(words[0], words[1], words[2], words[3]);
+      store_matrix(chunk_at(lane % 16, 2 * n + lane / 16), words);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (to[i] == nullptr || 64 * panel + lane % 8 * 8 >= p.dim_v) continue;
+      *reinterpret_cast<uint4*>(to[i] + 64 * panel) =
+          load_shared_16(chunk_at(4 * i + lane / 8, lane % 8));
     }
   }
+  const float2 sums = unpack<Element>(zero);
+  float l = 0.0F;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    // A base that still is -inf: weights were relative to 0, and may be too small for their type.
+    if (!ends.empty[r]) l += state.base[r] == -kInfinity ? kInfinity : state.l[r];
+  }
+  return fmaf(l, 0.0F, sums.x + sums.y);
 }
 
 /// out and lse of a tile without keys, by one warp.

@@ -24,27 +24,41 @@ struct Tile {
   __device__ __forceinline__ int key_end(int position) const { return min(k_len, position + to); }
 };
 
-/// A tile, its number and its blocks of keys, as one warp works them out for the others.
+/// Blocks of keys as some rows of a tile see them: computed from `last` on down, and of which every
+/// row sees all keys.
+struct Blocks {
+  int last;
+  int open_first, open_end;
+  int shifted_end;  // open blocks before this one: each row has met a key behind them
+
+  __device__ __forceinline__ bool hides(int block) const {
+    return block < open_first || block >= open_end;
+  }
+};
+
+/// A tile and its blocks of keys, as one warp works them out for the others.
 struct Work {
   static constexpr int kPause = -1, kEnd = -2;  // in place of a number
   Tile tile;
   int number;
   int first_block, end_block;  // blocks that some row sees
-  int open_first, open_end;    // blocks of which every row sees all keys
-  int shifted_end;             // open blocks before this one: each row has met a key behind them
 
-  __device__ __forceinline__ bool hides(int block) const {
-    return block < open_first || block >= open_end;
-  }
   __device__ __forceinline__ void set_blocks(int tile_k) {
     const int last = tile.first + tile.positions - 1;
     const int end = tile.first >= tile.q_len ? 0 : max(tile.key_end(last), 0);
-    const int open = max(tile.key_end(tile.first), 0);
     first_block = tile.key_first(tile.first) / tile_k;
     end_block = (end + tile_k - 1) / tile_k;
-    open_first = (tile.key_first(last) + tile_k - 1) / tile_k;
-    open_end = open / tile_k;
-    shifted_end = (open + tile_k - 1) / tile_k - 1;
+  }
+  /// Those of positions [first, last], which may lie behind the tile's last.
+  [[nodiscard]] __device__ __forceinline__ Blocks blocks_of(int first, int last, int tile_k) const {
+    last = min(last, tile.first + tile.positions - 1);
+    first = min(first, last);
+    const int open = max(tile.key_end(first), 0);
+    const int end = (max(tile.key_end(last), 0) + tile_k - 1) / tile_k;
+    return {.last = max(min(end, end_block) - 1, first_block),
+            .open_first = (tile.key_first(last) + tile_k - 1) / tile_k,
+            .open_end = open / tile_k,
+            .shifted_end = (open + tile_k - 1) / tile_k - 1};
   }
 };
 

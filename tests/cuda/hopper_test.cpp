@@ -229,7 +229,7 @@ TEST_P(GpuHopperSoftmax, EveryTileIsComputedAgain) {
 
 /// Bases move, of which the tile's other rows tell nothing.
 TEST_P(GpuHopperSoftmax, ALeadThatFloat32HoldsLosesNothing) {
-  for (const double nats : {5.0, 20.0, 60.0, 80.0}) {
+  for (const double nats : {5.0, 20.0, 60.0, 70.0}) {
     const auto problem = with_lead(GetParam(), nats, {3, 5, 77, 250, 390});
     EXPECT_EQ(safe_tiles(*problem), std::set<Tile>{}) << nats;
     problem->expect_right(false);
