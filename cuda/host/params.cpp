@@ -18,17 +18,17 @@ constexpr std::int64_t kAlignedBytes = 16;  // of one copy
 constexpr std::int64_t kForwardBytes = std::int64_t{32} << 20;
 constexpr std::int64_t kBackwardBytes = std::int64_t{24} << 20;
 
-/// A section of Hopper's forward kernels: that many heads, or as many as have so many bytes of K
-/// and V, whichever are more. Measured: long sequences gain from tiles of equal length side by
-/// side, be their K and V larger than the cache, and short ones want no more than this.
+/// A section of Hopper's forward kernels: as many heads as have so many bytes of K and V, but not
+/// more than `heads`. Measured with bench's causal cells: long sequences gain from tiles of equal
+/// length side by side, though their K and V be larger than the cache, up to these.
 struct HopperSection {
   std::int64_t dim;  // up to this D
   std::int64_t heads, bytes;
 };
 constexpr std::array kHopperSections{
-    HopperSection{64, 16, std::int64_t{8} << 20},
-    HopperSection{128, 16, std::int64_t{8} << 20},
-    HopperSection{256, 16, std::int64_t{8} << 20},
+    HopperSection{64, 256, std::int64_t{64} << 20},
+    HopperSection{128, 64, std::int64_t{64} << 20},
+    HopperSection{256, 64, std::int64_t{128} << 20},
 };
 
 /// A tensor of rows, and the extents beyond which its strides are not used.
@@ -72,7 +72,7 @@ std::int64_t hopper_heads(const host::Problem& p, std::int64_t bytes_of_head) {
   const auto section =
       std::find_if(kHopperSections.begin(), kHopperSections.end() - 1,
                    [&](const HopperSection& s) { return std::max(p.dim, p.dim_v) <= s.dim; });
-  return std::max(section->heads, section->bytes / bytes_of_head);
+  return std::min(section->heads, section->bytes / bytes_of_head);
 }
 
 /// KV heads whose tiles are scheduled together, so that what they share stays in the L2 cache: K
