@@ -35,6 +35,7 @@ struct TileRow {
   std::int32_t dq;          // backward: float32 dQ tiles on their way to memory; 0: from registers
   std::string_view suffix;  // tells instances with equal dtype and head dims apart
   std::int32_t q_stages = 1;  // forward: buffers of Q
+  std::int32_t out = 0;       // forward: 2 KiB for the outputs of each warp that computes
 };
 
 inline constexpr Pass kFwd = Pass::forward;
@@ -48,12 +49,12 @@ inline constexpr MaskClass kAny = MaskClass::local;
 // clang-format off
 inline constexpr std::array kTiles = {
     // family pass bytes D   Dv   masks    Br   Bc  stages warps P  dO dS dQ suffix
-    TileRow{kSm90, kFwd, 2, 64, 64, kAny, 256, 64, 4, 20, 0, 0, 0, 0, "", 2},
+    TileRow{kSm90, kFwd, 2, 64, 64, kAny, 256, 64, 4, 20, 0, 0, 0, 0, "", 2, 1},
     TileRow{kSm90, kFwd, 2, 96, 96, kAny, 128, 128, 3, 12, 0, 0, 0, 0, ""},
     TileRow{kSm90, kFwd, 2, 128, 128, kAny, 128, 128, 3, 12, 0, 0, 0, 0, ""},
-    TileRow{kSm90, kFwd, 2, 192, 128, kAny, 128, 128, 2, 12, 0, 0, 0, 0, ""},
-    TileRow{kSm90, kFwd, 2, 192, 192, kAny, 128, 96, 2, 12, 0, 0, 0, 0, ""},
-    TileRow{kSm90, kFwd, 2, 256, 256, kAny, 128, 64, 2, 12, 0, 0, 0, 0, ""},
+    TileRow{kSm90, kFwd, 2, 192, 128, kAny, 128, 128, 2, 12, 0, 0, 0, 0, "", 1, 1},
+    TileRow{kSm90, kFwd, 2, 192, 192, kAny, 128, 96, 2, 12, 0, 0, 0, 0, "", 1, 1},
+    TileRow{kSm90, kFwd, 2, 256, 256, kAny, 128, 64, 2, 12, 0, 0, 0, 0, "", 1, 1},
 
     TileRow{kSm80, kFwd, 2, 64, 64, kAny, 128, 128, 2, 4, 0, 0, 0, 0, ""},
     TileRow{kSm80, kFwd, 2, 128, 128, kAny, 128, 64, 2, 4, 0, 0, 0, 0, ""},
@@ -81,7 +82,7 @@ struct OnChipPart {
 
 /// The shared memory of one block, buffer by buffer; the barriers' 1 KiB also covers aligning the
 /// tiles to 1024 bytes. Unused kinds have count 0.
-constexpr std::array<OnChipPart, 9> on_chip_parts(const TileRow& row) {
+constexpr std::array<OnChipPart, 10> on_chip_parts(const TileRow& row) {
   const std::int64_t e = row.element_bytes, br = row.tile_q, bc = row.tile_k;
   const bool backward = row.pass == Pass::backward;
   // Hopper's tiles lie in panels of 64 columns.
@@ -99,6 +100,7 @@ constexpr std::array<OnChipPart, 9> on_chip_parts(const TileRow& row) {
       {"dO", row.dout, br * dv * e},
       {"dS", row.ds, score * bc * e},
       {"dQ", row.dq, br * d * 4},
+      {"out", row.out * (row.warps - 4), 2048},
       {"lse and D", backward ? row.stages : 0, br * 8},
       {"barriers", row.family == kSm90 ? 1 : 0, 1024},
   }};
