@@ -104,8 +104,10 @@ __device__ __forceinline__ float store_tile(const ForwardParams& params, const T
   float l = 0.0F;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    // A base that still is -inf: weights were relative to 0, and may be too small for their type.
-    if (!ends.empty[r]) l += state.base[r] == -kInfinity ? kInfinity : state.l[r];
+    // A base that still is -inf, of a row that counts: weights were relative to 0, and may be too
+    // small for their type, or all be 0.
+    if (state.base[r] == -kInfinity) l = kInfinity;
+    if (!ends.empty[r]) l += state.l[r];
   }
   return fmaf(l, 0.0F, sums.x + sums.y);
 }
