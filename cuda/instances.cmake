@@ -42,7 +42,7 @@ onchip_kernels(sm80_bwd_@dtype@_d256_small@full@ SOURCE sm80/bwd.cuh FUNCTION sm
 # is spilled belongs to the warp that hands out tiles, and in full variants to options.
 macro(onchip_hopper_forward name shape levers)
   onchip_kernels(sm90_fwd_@dtype@_d${name}@full@ SOURCE sm90/fwd.cuh FUNCTION sm90::forward_kernel
-    TRAITS "sm90::Forward<@Element@, ${shape}, @kFull@, ${levers}>" SPILLS 64 200)
+    TRAITS "sm90::Forward<@Element@, ${shape}, @kFull@, ${levers}>" SPILLS 80 200)
 endmacro()
 onchip_hopper_forward(64 "64, 64, 4, 64, 4" "false, false, false")
 onchip_hopper_forward(96 "96, 96, 2, 128, 3" "true, true, false")
