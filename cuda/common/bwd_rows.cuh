@@ -112,7 +112,7 @@ inline __global__ void sink_gradient(const __grid_constant__ host::KernelParams 
     static_cast<float*>(params.operands.dsinks)[head * p.dsinks] = static_cast<float>(sums[0]);
 }
 
-/// Thread q's four values of a group, times `factor`, to row + group.
+/// Thread q's four values, times `factor`, to their group of 16; `right`: its last 8 are there too.
 template <class Element>
 __device__ __forceinline__ void store_dq_group(Element* group, int q, const float4& x, float factor,
                                                bool right, bool aligned) {

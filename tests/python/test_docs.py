@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -105,15 +106,31 @@ def test_the_polynomial_is_as_exact_as_numerics_says() -> None:
     assert "relative error below 2e-7" in (ROOT / "docs/numerics.md").read_text()
 
 
+def measured(number: int) -> list[dict[str, Any]]:
+    """The summary of the first or second file of results that README links to."""
+    names = re.findall(r"\]\((benchmarks/results/[^)]+)\)", (ROOT / "README.md").read_text())
+    assert len(names) == 2
+    rows: list[dict[str, Any]] = json.loads((ROOT / names[number]).read_text())["summary"]
+    return rows
+
+
 def test_the_speeds_of_the_readme_are_those_measured() -> None:
     text = (ROOT / "README.md").read_text()
-    (name,) = re.findall(r"\]\((benchmarks/results/[^)]+)\)", text)
-    measured = {
+    ratios = {
         (row["direction"], row["dtype"], row["over"]): (row["geomean"], row["worst"])
-        for row in json.loads((ROOT / name).read_text())["summary"]
+        for row in measured(0)
     }
     rows = re.findall(r"^\| (forward|backward) \| (\w+) \| (.*) \|$", text, re.MULTILINE)
     assert len(rows) == 6
     for direction, dtype, figures in rows:
-        peers = [x for peer in ("torch", "numpy") for x in measured[direction, dtype, peer]]
+        peers = [x for peer in ("torch", "numpy") for x in ratios[direction, dtype, peer]]
         assert figures == " | ".join(f"{x:.2f}" for x in peers)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_the_speeds_of_the_readme_on_a_gpu_are_those_measured(direction: str) -> None:
+    rows = [row for row in measured(1) if row["direction"] == direction]
+    ratios = {row.get("dim"): row for row in rows if row["over"] == "torch-flash"}
+    means = [ratios[dim]["geomean"] for dim in (64, 128, 256, None)]
+    figures = " | ".join(f"{x:.2f}" for x in [*means, ratios[None]["worst"]])
+    assert f"\n| {direction} | {figures} |\n" in (ROOT / "README.md").read_text()

@@ -36,6 +36,25 @@ inline Fragment load_matrix_transposed(std::uint32_t address) {
   return load_matrices<true>(address);
 }
 
+struct Stored {
+  std::uint32_t address;
+  Fragment rows;
+};
+struct Nothing {};
+
+inline void store_matrix(std::uint32_t address, const Fragment& f) {
+  const Stored mine{address, f};
+  emulator::together<Nothing>(mine, [](const Stored* const* in, Nothing* const*) {
+    for (int i = 0; i < 4; ++i) {
+      for (int row = 0; row < 8; ++row) {
+        std::uint32_t words[4];
+        for (int n = 0; n < 4; ++n) words[n] = in[4 * row + n]->rows.x[i];
+        std::memcpy(emulator::shared_memory(in[8 * i + row]->address, 16), words, 16);
+      }
+    }
+  });
+}
+
 /// Every 16-bit element as a float: on the CPU a table is faster than the conversion.
 template <class Element>
 const std::vector<float>& floats() {
