@@ -114,16 +114,18 @@ __device__ __forceinline__ void warp_arrive(const std::uint64_t& barrier) {
   if (lane_id() == 0) barrier_arrive(shared_address(&barrier));
 }
 
-/// Lets `count` buffers pass by. The count is the same for a warp, and so stays the ring.
-template <int kSize>
+/// Lets `count` buffers pass by, and calls `beside` for each. The count is the same for a warp, and
+/// so stays the ring.
+template <int kSize, class Beside>
 __device__ __forceinline__ void skip(int count, Ring<kSize>& ring, const std::uint64_t* full,
-                                     const std::uint64_t* empty) {
+                                     const std::uint64_t* empty, Beside beside) {
   count = __shfl_sync(0xffffffffU, count, 0);
   for (; count > 0; --count) {
     ring.wait_full(full);
     __syncwarp();
     warp_arrive(empty[ring.at]);
     ring.step();
+    beside();
   }
 }
 
@@ -175,7 +177,6 @@ __device__ __forceinline__ void schedule_tiles(const ForwardParams& params, Barr
       const auto position = [&](int row) { return work.tile.first + (row >> params.pack_shift); };
       const int row = lane_id() * 64;
       Blocks blocks = work.blocks_of(position(row), position(row + 63), T::kBc);
-      if (T::kPingpong) blocks.last = work.end_block - 1;  // turns are taken by all
       if (again || params.safe != 0) blocks.shifted_end = work.first_block;
       barriers.blocks[tiles.at][lane_id()] = blocks;
     }
@@ -370,11 +371,9 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
   // Where no tile follows, the product with what Q was is of no use, but a branch around it is not
   // allowed.
   const auto take_queries = [&] {
-    if constexpr (!T::kPingpong) {
-      const Work& work = barriers.work[tiles.at];
-      const int unseen = work.end_block - 1 - barriers.blocks[tiles.at][group].last;
-      skip(unseen, keys, barriers.k_full, barriers.k_empty);
-    }
+    const Work& work = barriers.work[tiles.at];
+    const int unseen = work.end_block - 1 - barriers.blocks[tiles.at][group].last;
+    skip(unseen, keys, barriers.k_full, barriers.k_empty, [] {});
     queries.wait_full(barriers.q_full);
     q = shared.q + queries.at * T::kQBytes + group * (64 * 128);
     queries.step();
@@ -428,8 +427,11 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
       prepare_scores(last, blocks.hides(last));
       online_softmax<T>(c, s, state, alpha);
       as_operands<T>(s, weights);
-      if constexpr (!T::kPingpong)
-        skip(work.end_block - 1 - last, values, barriers.v_full, barriers.v_empty);
+      // Others compute these blocks: their turns come and go.
+      skip(work.end_block - 1 - last, values, barriers.v_full, barriers.v_empty, [&] {
+        turns.wait();
+        turns.pass();
+      });
       const int tail = tile.k_len - last * T::kBc;
       if (clears_tail && tail < T::kBc) {
         values.wait_full(barriers.v_full);
