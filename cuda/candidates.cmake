@@ -19,3 +19,11 @@ onchip_hopper_candidate(128_t2x96 "128, 128, 2, 96, 4" "true, true, false")
 onchip_hopper_candidate(192_t2x64 "192, 192, 2, 64, 3" "false, false, false")
 onchip_hopper_candidate(192_128_t2x64 "192, 128, 2, 64, 3" "false, false, false")
 onchip_hopper_candidate(256_t_turns "256, 256, 2, 64, 2" "false, true, false")
+
+# Instances with marks of the time, for onchip_timeline; onchip_tune leaves them out.
+foreach(dim IN ITEMS 64 128 256)
+  onchip_kernel(sm90_fwd_bfloat16_d${dim}_timeline SOURCE sm90/fwd_timeline.cuh
+    FUNCTION sm90::forward_kernel
+    TRAITS "sm90::Timed<sm90::Forward<__nv_bfloat16, ${onchip_hopper_d${dim}}>>"
+    SHARED Traits::kSharedBytes SPILLS 2000)
+endforeach()

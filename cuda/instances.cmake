@@ -41,6 +41,7 @@ onchip_kernels(sm80_bwd_@dtype@_d256_small@full@ SOURCE sm80/bwd.cuh FUNCTION sm
 # Hopper: Forward<Element, D, Dv, warpgroups, Bc, stages, full, Q in registers, turns, PV first>. What
 # is spilled belongs to the warp that hands out tiles, and in full variants to options.
 macro(onchip_hopper_forward name shape levers)
+  set(onchip_hopper_d${name} "${shape}, false, ${levers}")
   onchip_kernels(sm90_fwd_@dtype@_d${name}@full@ SOURCE sm90/fwd.cuh FUNCTION sm90::forward_kernel
     TRAITS "sm90::Forward<@Element@, ${shape}, @kFull@, ${levers}>" SPILLS 80 200)
 endmacro()

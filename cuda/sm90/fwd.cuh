@@ -14,120 +14,14 @@
 #include "prims/shared.cuh"
 #include "prims/tma.cuh"
 #include "prims/wgmma.cuh"
+#include "sm90/fwd_block.cuh"
 #include "sm90/fwd_params.hpp"
 #include "sm90/fwd_softmax.cuh"
+#include "sm90/fwd_spans.hpp"
 #include "sm90/fwd_store.cuh"
 #include "sm90/fwd_work.cuh"
 
 namespace onchip::cuda::sm90 {
-
-/// One instance: kGroups warpgroups compute, one copies.
-template <class Element_, int kDim_, int kDimV_, int kGroups_, int kBc_, int kStages_, bool kFull_,
-          bool kQRegisters_, bool kPingpong_, bool kPvFirst_>
-struct Forward {
-  using Element = Element_;
-  static constexpr int kDim = kDim_, kDimV = kDimV_;
-  static constexpr int kGroups = kGroups_, kBc = kBc_, kStages = kStages_;
-  static constexpr bool kFull = kFull_;              // softcap or ALiBi
-  static constexpr bool kQRegisters = kQRegisters_;  // Q as A operands, read once a tile
-  static constexpr bool kPingpong = kPingpong_;      // warpgroups take turns at the tensor cores
-  static constexpr bool kPvFirst = kPvFirst_;        // the order of the two products of a turn
-  static constexpr int kBr = 64 * kGroups;
-  static constexpr int kThreads = 128 * (kGroups + 1);
-  // Tiles lie in panels of 64 columns, rows of 128 bytes.
-  static constexpr int kPanels = (kDim + 63) / 64, kPanelsV = (kDimV + 63) / 64;
-  // Of a thread that computes, and of one that does not; those at launch must be enough for both.
-  static constexpr int kRegisters = kGroups == 2 ? 232 : kGroups == 3 ? 160 : 112;
-  static constexpr int kOtherRegisters = kGroups == 2 ? 40 : 32;
-  static_assert(kGroups * kRegisters + kOtherRegisters <= 65536 / kThreads / 8 * 8 * (kGroups + 1));
-  static constexpr int kQBytes = kPanels * kBr * 128;
-  static constexpr int kKBytes = kPanels * kBc * 128;
-  static constexpr int kVBytes = kPanelsV * kBc * 128;
-  static constexpr int kStageBytes = kStages * (kKBytes + kVBytes);
-  static constexpr int kMostBytes = 226 * 1024;  // of a block's 227 KiB, some are for barriers
-  // Two buffers for Q where it stays in shared memory and there is room: the next one arrives
-  // early.
-  // Where outputs pass on their way to memory, 2 KiB a warp: where Q was if that is in registers.
-  static constexpr int kStagingBytes = kQRegisters ? 0 : kGroups * 4 * 2048;
-  static constexpr int kQStages =
-      !kQRegisters && 1024 + 2 * kQBytes + kStageBytes + kStagingBytes <= kMostBytes ? 2 : 1;
-  static constexpr int kSharedBytes = 1024 + kQStages * kQBytes + kStageBytes + kStagingBytes;
-  static_assert(kSharedBytes <= kMostBytes);
-};
-
-/// Barriers of a block: `full` ones count bytes, `empty` ones warps that are done reading.
-template <class T>
-struct Barriers {
-  std::uint64_t q_full[T::kQStages], q_empty[T::kQStages], tile_full[2], tile_empty[2];
-  std::uint64_t k_full[T::kStages], k_empty[T::kStages], v_full[T::kStages], v_empty[T::kStages];
-  Work work[2];
-  Blocks blocks[2][T::kGroups];  // of each warpgroup's rows
-  std::uint32_t lost[2];         // whether the tile of this work is to be computed again, safely
-
-  __device__ __forceinline__ void init() {
-    constexpr int kWarps = 4 * T::kGroups;  // that compute
-    for (int i = 0; i < T::kQStages; ++i) {
-      barrier_init(shared_address(&q_full[i]), 1);
-      barrier_init(shared_address(&q_empty[i]), kWarps);
-    }
-    for (int i = 0; i < 2; ++i) {
-      barrier_init(shared_address(&tile_full[i]), 1);
-      barrier_init(shared_address(&tile_empty[i]), kWarps + 1);
-      lost[i] = 0;
-    }
-    for (int i = 0; i < T::kStages; ++i) {
-      barrier_init(shared_address(&k_full[i]), 1);
-      barrier_init(shared_address(&k_empty[i]), kWarps);
-      barrier_init(shared_address(&v_full[i]), 1);
-      barrier_init(shared_address(&v_empty[i]), kWarps);
-    }
-    barrier_fence();
-  }
-};
-
-/// Position in a ring of kSize buffers: which one, and the parity of its current round.
-template <int kSize>
-struct Ring {
-  int at = 0;
-  std::uint32_t parity = 0;
-  __device__ __forceinline__ void step() {
-    at = at + 1 == kSize ? 0 : at + 1;
-    parity ^= at == 0;
-  }
-  /// The reader waits for this round, the writer for the end of the last one.
-  __device__ __forceinline__ void wait_full(const std::uint64_t* full) const {
-    barrier_wait(shared_address(full + at), parity);
-  }
-  __device__ __forceinline__ void wait_empty(const std::uint64_t* empty) const {
-    barrier_wait(shared_address(empty + at), parity ^ 1);
-  }
-};
-
-/// Number of this thread's computing warpgroup, known to be the same for a warp: what depends on it
-/// lies in uniform registers.
-__device__ __forceinline__ int group_id() {
-  return __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 128, 0) - 1;
-}
-
-/// One arrival for this warp.
-__device__ __forceinline__ void warp_arrive(const std::uint64_t& barrier) {
-  if (lane_id() == 0) barrier_arrive(shared_address(&barrier));
-}
-
-/// Lets `count` buffers pass by, and calls `beside` for each. The count is the same for a warp, and
-/// so stays the ring.
-template <int kSize, class Beside>
-__device__ __forceinline__ void skip(int count, Ring<kSize>& ring, const std::uint64_t* full,
-                                     const std::uint64_t* empty, Beside beside) {
-  count = __shfl_sync(0xffffffffU, count, 0);
-  for (; count > 0; --count) {
-    ring.wait_full(full);
-    __syncwarp();
-    warp_arrive(empty[ring.at]);
-    ring.step();
-    beside();
-  }
-}
 
 /// Shared memory tiles.
 struct Tiles {
@@ -143,6 +37,7 @@ __device__ __forceinline__ void schedule_tiles(const ForwardParams& params, Barr
   unsigned rank = blockIdx.x;
   bool paused = false;
   const auto all = static_cast<unsigned>(params.common.blocks);
+  typename T::Timeline time(T::kGroups + 1);
   const auto following = [&] {
     if (params.common.next_tile == nullptr) return rank + gridDim.x;
     unsigned next = 0;
@@ -150,7 +45,9 @@ __device__ __forceinline__ void schedule_tiles(const ForwardParams& params, Barr
     return __shfl_sync(0xffffffffU, next, 0);
   };
   while (true) {
+    time.mark(Span::kRoom);
     tiles.wait_empty(barriers.tile_empty);
+    time.mark(Span::kFind);
     Work work = barriers.work[tiles.at];
     const bool again = barriers.lost[tiles.at] != 0;
     if (again) {
@@ -200,6 +97,7 @@ __device__ __forceinline__ void copy_tiles(const ForwardParams& params, Barriers
   Ring<T::kQStages> queries;
   Ring<T::kStages> keys;
   Ring<T::kStages> values;
+  typename T::Timeline time(T::kGroups);
   const auto load_keys = [&](const CUtensorMap& map, std::uint32_t to, std::uint32_t full,
                              int panels, const Tile& tile, int block) {
     barrier_expect(full, panels * T::kBc * 128);
@@ -210,19 +108,25 @@ __device__ __forceinline__ void copy_tiles(const ForwardParams& params, Barriers
     }
   };
   const auto load_k = [&](const Tile& tile, int block) {
+    time.mark(Span::kRoom);
     keys.wait_empty(barriers.k_empty);
+    time.mark(Span::kCopyK);
     load_keys(params.k, shared.k + keys.at * T::kKBytes, shared_address(barriers.k_full + keys.at),
               T::kPanels, tile, block);
     keys.step();
   };
   const auto load_v = [&](const Tile& tile, int block) {
+    time.mark(Span::kRoom);
     values.wait_empty(barriers.v_empty);
+    time.mark(Span::kCopyV);
     load_keys(params.v, shared.v + values.at * T::kVBytes,
               shared_address(barriers.v_full + values.at), T::kPanelsV, tile, block);
     values.step();
   };
   const auto load_q = [&](const Tile& tile) {
+    time.mark(Span::kRoom);
     queries.wait_empty(barriers.q_empty);
+    time.mark(Span::kCopyQ);
     const std::uint32_t to = shared.q + queries.at * T::kQBytes;
     const std::uint32_t full = shared_address(barriers.q_full + queries.at);
     barrier_expect(full, T::kQBytes);
@@ -235,6 +139,7 @@ __device__ __forceinline__ void copy_tiles(const ForwardParams& params, Barriers
     queries.step();
   };
   while (true) {
+    time.mark(Span::kWork);
     tiles.wait_full(barriers.tile_full);
     const Work& work = barriers.work[tiles.at];
     if (work.number == Work::kEnd) return;
@@ -384,8 +289,10 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
   float s[T::kBc / 2];
   Fragment weights[T::kBc / 16];
   State<T> state;
+  typename T::Timeline time(group);
   turns.start();
   while (true) {
+    time.mark(Span::kWork);
     tiles.wait_full(barriers.tile_full);
     const int number = barriers.work[tiles.at].number;
     if (number == Work::kEnd) return;
@@ -393,13 +300,17 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
       release_work();
       continue;
     }
+    time.mark(Span::kQueries);
     take_queries();
     if constexpr (T::kQRegisters) {
       __syncwarp();
       release_queries(true);
     }
+    time.mark(Span::kKeys);
     keys.wait_full(barriers.k_full);
+    time.mark(Span::kTurn);
     turns.wait();
+    time.mark(Span::kIssue);
     wgmma_fence();
     issue_qk<T>(operands, q, key_tile(), s);
     turns.pass();
@@ -421,12 +332,17 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
         state.base[r] = RowPlace(params, tile, row + 8 * r).counts ? -kInfinity : kInfinity;
         state.l[r] = 0.0F;
       }
+      time.mark(Span::kScores);
       wgmma_wait<0>();
       release_keys();
       if (!T::kQRegisters) release_queries(last == first);
+      time.mark(Span::kMask);
       prepare_scores(last, blocks.hides(last));
+      time.mark(Span::kOnline);
       online_softmax<T>(c, s, state, alpha);
+      time.mark(Span::kPack);
       as_operands<T>(s, weights);
+      time.mark(Span::kPassed);
       // Others compute these blocks: their turns come and go.
       skip(work.end_block - 1 - last, values, barriers.v_full, barriers.v_empty, [&] {
         turns.wait();
@@ -445,51 +361,69 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
         // Only at first: the maximum of a row whose scores were all -inf then must not move any
         // more.
         const bool online = block >= blocks.shifted_end;
+        time.mark(Span::kKeys);
         keys.wait_full(barriers.k_full);
         values.wait_full(barriers.v_full);
+        time.mark(Span::kTurn);
         turns.wait();
+        time.mark(Span::kIssue);
         wgmma_fence();
         if (T::kPvFirst) issue_pv<T>(weights, value_tile(), state.o);
         issue_qk<T>(operands, q, key_tile(), s);
         if (!T::kPvFirst) issue_pv<T>(weights, value_tile(), state.o);
         turns.pass();
+        time.mark(Span::kScores);
         wgmma_wait<T::kPvFirst ? 0 : 1>();
         release_keys();
         if (!T::kQRegisters) release_queries(block == first);
         if (T::kPvFirst) release_values();
+        time.mark(Span::kMask);
         prepare_scores(block, hides);
         bool moved = true;
+        time.mark(online ? Span::kOnline : Span::kShifted);
         if (online) {
           online_softmax<T>(c, s, state, alpha);
         } else {
           moved = shifted_softmax<T>(c, s, state, alpha);
         }
+        time.mark(Span::kValues);
         if (!T::kPvFirst) {
           wgmma_wait<0>();
           release_values();
         }
+        time.mark(Span::kRescale);
         if (moved) rescale<T>(alpha, state);
+        time.mark(Span::kPack);
         as_operands<T>(s, weights);
       }
       const int at = tiles.at;
       tiles.step();
+      time.mark(Span::kWork);
       tiles.wait_full(barriers.tile_full);
       more = __shfl_sync(0xffffffffU, barriers.work[tiles.at].number, 0) >= 0;
+      time.mark(Span::kQueries);
       if (more) {
         take_queries();
         keys.wait_full(barriers.k_full);
       }
+      time.mark(Span::kKeys);
       values.wait_full(barriers.v_full);
+      time.mark(Span::kTurn);
       turns.wait();
+      time.mark(Span::kIssue);
       wgmma_fence();
       issue_pv<T>(weights, value_tile(), state.o);
       issue_qk<T>(operands, q, key_tile(), s);
       turns.pass();
+      time.mark(Span::kValues);
       wgmma_wait<1>();
       release_values();
+      time.mark(Span::kStore);
       const float zero = store_tile<T>(params, tile, warp_row, staging, state);
+      time.mark(Span::kTest);
       const bool lost = blocks.shifted_end > first && zero != 0.0F;
       if (__any_sync(0xffffffffU, lost) && lane_id() == 0) barriers.lost[at] = 1;
+      time.mark(Span::kRelease);
       __syncwarp();  // until every lane has read the work
       warp_arrive(barriers.tile_empty[at]);
       if constexpr (T::kQRegisters) {

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the roles of a block of the Hopper forward kernel share: the instance's shape, barriers and
+// rings of buffers.
+#pragma once
+
+#include <cstdint>
+
+#include "prims/mbarrier.cuh"
+#include "prims/shared.cuh"
+#include "sm90/fwd_softmax.cuh"
+#include "sm90/fwd_spans.hpp"
+#include "sm90/fwd_work.cuh"
+
+namespace onchip::cuda::sm90 {
+
+/// Marks nothing. Timeline (fwd_timeline.cuh) is what an instance has instead, to be looked at.
+struct NoTimeline {
+  __device__ __forceinline__ explicit NoTimeline(int /*row*/) {}
+  __device__ __forceinline__ void mark(Span /*span*/) {}
+};
+
+/// One instance: kGroups warpgroups compute, one copies.
+template <class Element_, int kDim_, int kDimV_, int kGroups_, int kBc_, int kStages_, bool kFull_,
+          bool kQRegisters_, bool kPingpong_, bool kPvFirst_>
+struct Forward {
+  using Element = Element_;
+  using Timeline = NoTimeline;
+  static constexpr int kDim = kDim_, kDimV = kDimV_;
+  static constexpr int kGroups = kGroups_, kBc = kBc_, kStages = kStages_;
+  static constexpr bool kFull = kFull_;              // softcap or ALiBi
+  static constexpr bool kQRegisters = kQRegisters_;  // Q as A operands, read once a tile
+  static constexpr bool kPingpong = kPingpong_;      // warpgroups take turns at the tensor cores
+  static constexpr bool kPvFirst = kPvFirst_;        // the order of the two products of a turn
+  static constexpr int kBr = 64 * kGroups;
+  static constexpr int kThreads = 128 * (kGroups + 1);
+  // Tiles lie in panels of 64 columns, rows of 128 bytes.
+  static constexpr int kPanels = (kDim + 63) / 64, kPanelsV = (kDimV + 63) / 64;
+  // Of a thread that computes, and of one that does not; those at launch must be enough for both.
+  static constexpr int kRegisters = kGroups == 2 ? 232 : kGroups == 3 ? 160 : 112;
+  static constexpr int kOtherRegisters = kGroups == 2 ? 40 : 32;
+  static_assert(kGroups * kRegisters + kOtherRegisters <= 65536 / kThreads / 8 * 8 * (kGroups + 1));
+  static constexpr int kQBytes = kPanels * kBr * 128;
+  static constexpr int kKBytes = kPanels * kBc * 128;
+  static constexpr int kVBytes = kPanelsV * kBc * 128;
+  static constexpr int kStageBytes = kStages * (kKBytes + kVBytes);
+  static constexpr int kMostBytes = 226 * 1024;  // of a block's 227 KiB, some are for barriers
+  // Two buffers for Q where it stays in shared memory and there is room: the next one arrives
+  // early.
+  // Where outputs pass on their way to memory, 2 KiB a warp: where Q was if that is in registers.
+  static constexpr int kStagingBytes = kQRegisters ? 0 : kGroups * 4 * 2048;
+  static constexpr int kQStages =
+      !kQRegisters && 1024 + 2 * kQBytes + kStageBytes + kStagingBytes <= kMostBytes ? 2 : 1;
+  static constexpr int kSharedBytes = 1024 + kQStages * kQBytes + kStageBytes + kStagingBytes;
+  static_assert(kSharedBytes <= kMostBytes);
+};
+
+/// Barriers of a block: `full` ones count bytes, `empty` ones warps that are done reading.
+template <class T>
+struct Barriers {
+  std::uint64_t q_full[T::kQStages], q_empty[T::kQStages], tile_full[2], tile_empty[2];
+  std::uint64_t k_full[T::kStages], k_empty[T::kStages], v_full[T::kStages], v_empty[T::kStages];
+  Work work[2];
+  Blocks blocks[2][T::kGroups];  // of each warpgroup's rows
+  std::uint32_t lost[2];         // whether the tile of this work is to be computed again, safely
+
+  __device__ __forceinline__ void init() {
+    constexpr int kWarps = 4 * T::kGroups;  // that compute
+    for (int i = 0; i < T::kQStages; ++i) {
+      barrier_init(shared_address(&q_full[i]), 1);
+      barrier_init(shared_address(&q_empty[i]), kWarps);
+    }
+    for (int i = 0; i < 2; ++i) {
+      barrier_init(shared_address(&tile_full[i]), 1);
+      barrier_init(shared_address(&tile_empty[i]), kWarps + 1);
+      lost[i] = 0;
+    }
+    for (int i = 0; i < T::kStages; ++i) {
+      barrier_init(shared_address(&k_full[i]), 1);
+      barrier_init(shared_address(&k_empty[i]), kWarps);
+      barrier_init(shared_address(&v_full[i]), 1);
+      barrier_init(shared_address(&v_empty[i]), kWarps);
+    }
+    barrier_fence();
+  }
+};
+
+/// Position in a ring of kSize buffers: which one, and the parity of its current round.
+template <int kSize>
+struct Ring {
+  int at = 0;
+  std::uint32_t parity = 0;
+  __device__ __forceinline__ void step() {
+    at = at + 1 == kSize ? 0 : at + 1;
+    parity ^= at == 0;
+  }
+  /// The reader waits for this round, the writer for the end of the last one.
+  __device__ __forceinline__ void wait_full(const std::uint64_t* full) const {
+    barrier_wait(shared_address(full + at), parity);
+  }
+  __device__ __forceinline__ void wait_empty(const std::uint64_t* empty) const {
+    barrier_wait(shared_address(empty + at), parity ^ 1);
+  }
+};
+
+/// Number of this thread's computing warpgroup, known to be the same for a warp: what depends on it
+/// lies in uniform registers.
+__device__ __forceinline__ int group_id() {
+  return __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 128, 0) - 1;
+}
+
+/// One arrival for this warp.
+__device__ __forceinline__ void warp_arrive(const std::uint64_t& barrier) {
+  if (lane_id() == 0) barrier_arrive(shared_address(&barrier));
+}
+
+/// Lets `count` buffers pass by, and calls `beside` for each. The count is the same for a warp, and
+/// so stays the ring.
+template <int kSize, class Beside>
+__device__ __forceinline__ void skip(int count, Ring<kSize>& ring, const std::uint64_t* full,
+                                     const std::uint64_t* empty, Beside beside) {
+  count = __shfl_sync(0xffffffffU, count, 0);
+  for (; count > 0; --count) {
+    ring.wait_full(full);
+    __syncwarp();
+    warp_arrive(empty[ring.at]);
+    ring.step();
+    beside();
+  }
+}
+
+}  // namespace onchip::cuda::sm90
