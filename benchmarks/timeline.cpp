@@ -3,7 +3,6 @@
 // JSON, which benchmarks/timeline.py draws. docs/hopper.md says how to read it.
 //
 //   onchip_timeline <head dimension: 64, 128, 256> <sequence length> <causal: 0, 1>
-#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -18,6 +17,7 @@
 #include "common/kernel.hpp"
 #include "onchip/attention.hpp"
 #include "sm90/fwd_spans.hpp"
+#include "sm90/fwd_timeline.hpp"
 #include "tuning.hpp"
 
 namespace {
@@ -28,8 +28,8 @@ using onchip::cuda::sm90::kSpanNames;
 using onchip::cuda::sm90::kTimelineMarks;
 using onchip::cuda::sm90::kTimelineRows;
 using onchip::cuda::sm90::Mark;
+using onchip::cuda::sm90::timeline_symbols;
 
-constexpr char kMarksSymbol[] = "_ZN6onchip4cuda4sm9014timeline_marksE";
 constexpr int kCalls = 20;  // of a sample
 
 const Kernel& kernel_named(const std::string& name) {
@@ -39,43 +39,22 @@ const Kernel& kernel_named(const std::string& name) {
   throw std::runtime_error("this build has no kernel " + name);
 }
 
-/// A function of the driver, which is not linked.
-template <class Function>
-Function driver(const char* name) {
-  void* found = nullptr;
-  cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
-  check(cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &result), name);
-  if (found == nullptr) throw std::runtime_error(std::string(name) + ": this driver has none");
-  return reinterpret_cast<Function>(found);
-}
-
-/// Where a kernel's marks lie on the device: a symbol of its own translation unit, which the
-/// runtime finds from there only.
-void* marks_of(const Kernel& kernel) {
-  cudaFunction_t function = nullptr;
-  check(cudaGetFuncBySymbol(&function, kernel.function), kernel.name);
-  CUmodule module = nullptr;
-  CUdeviceptr marks = 0;
-  std::size_t bytes = 0;
-  if (driver<decltype(&cuFuncGetModule)>("cuFuncGetModule")(&module, function) != CUDA_SUCCESS ||
-      driver<decltype(&cuModuleGetGlobal)>("cuModuleGetGlobal")(&marks, &bytes, module,
-                                                                kMarksSymbol) != CUDA_SUCCESS ||
-      bytes != kTimelineRows * kTimelineMarks * sizeof(Mark)) {
-    throw std::runtime_error(std::string(kernel.name) + ": has no marks");
-  }
-  return reinterpret_cast<void*>(marks);
-}
-
-/// The marks of one launch, after others.
+/// The marks of one launch, after others: of all instances' marks, those that it wrote.
 std::vector<Mark> marks_of_launch(const Contender& x, const onchip::Attention& a,
                                   const Buffers& buffers) {
   std::vector<Mark> marks(kTimelineRows * kTimelineMarks);
   const std::size_t bytes = marks.size() * sizeof(Mark);
-  void* data = marks_of(*x.kernel);
-  check(cudaMemset(data, 0, bytes), "cudaMemset");
+  std::vector<void*> places;
+  for (const void* symbol : timeline_symbols()) {
+    check(cudaGetSymbolAddress(&places.emplace_back(), symbol), "cudaGetSymbolAddress");
+    check(cudaMemset(places.back(), 0, bytes), "cudaMemset");
+  }
   queue(x, a, buffers, 1);
-  check(cudaMemcpy(marks.data(), data, bytes, cudaMemcpyDeviceToHost), x.kernel->name);
-  return marks;
+  for (const void* place : places) {
+    check(cudaMemcpy(marks.data(), place, bytes, cudaMemcpyDeviceToHost), x.kernel->name);
+    if (marks.front().clock != 0) return marks;
+  }
+  throw std::runtime_error(std::string(x.kernel->name) + ": wrote no marks");
 }
 
 void print_row(const std::string& name, const Mark* marks, std::uint64_t start) {

@@ -86,7 +86,8 @@ file(WRITE "${ONCHIP_KERNEL_DIR}/spills.txt" "${ONCHIP_KERNEL_SPILLS}")
 set(dir "${PROJECT_BINARY_DIR}/include-rule/cuda")
 onchip_link_includes("${dir}" cuda=cuda/host host=cpp/src/host
   common/kernel.hpp=cuda/common/kernel.hpp common/launchers.hpp=cuda/common/launchers.hpp
-  sm90/fwd_params.hpp=cuda/sm90/fwd_params.hpp sm90/fwd_spans.hpp=cuda/sm90/fwd_spans.hpp)
+  sm90/fwd_params.hpp=cuda/sm90/fwd_params.hpp sm90/fwd_spans.hpp=cuda/sm90/fwd_spans.hpp
+  sm90/fwd_timeline.hpp=cuda/sm90/fwd_timeline.hpp)
 set(sources
   cuda_backend.cpp
   device_caps.cpp

@@ -40,12 +40,4 @@ inline constexpr std::array kSpanNames{
     "find tile"};
 static_assert(kSpanNames.size() == static_cast<std::size_t>(Span::kFind) + 1);
 
-struct alignas(16) Mark {
-  std::uint64_t clock, span;
-};
-
-// Of one block: a row for each computing warpgroup, then one of the copying thread and one of the
-// scheduling warp. The number of marks is a power of two.
-inline constexpr int kTimelineRows = 6, kTimelineMarks = 4096;
-
 }  // namespace onchip::cuda::sm90

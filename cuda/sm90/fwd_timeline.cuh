@@ -7,11 +7,13 @@
 
 #include "sm90/fwd.cuh"
 #include "sm90/fwd_spans.hpp"
+#include "sm90/fwd_timeline.hpp"
 
 namespace onchip::cuda::sm90 {
 
-/// Of block 0 of the last launch. The program finds it by its mangled name.
+/// Of block 0 of the last launch.
 __device__ Mark timeline_marks[kTimelineRows * kTimelineMarks];
+static const bool timeline_listed = (timeline_symbols().push_back(&timeline_marks), true);
 
 /// One row of marks, written by the first thread of a warpgroup, the copying thread, and the first
 /// of the scheduling warp. A mark is no branch, so that it may stand between products.
