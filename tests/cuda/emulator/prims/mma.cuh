@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "block.hpp"
+#include "hopper.hpp"
 #include "prims/convert.cuh"
 #include "prims/fragment.cuh"
 
@@ -34,6 +35,23 @@ Fragment load_matrices(std::uint32_t address) {
 inline Fragment load_matrix(std::uint32_t address) { return load_matrices<false>(address); }
 inline Fragment load_matrix_transposed(std::uint32_t address) {
   return load_matrices<true>(address);
+}
+
+/// The inverse of load_matrix.
+struct StoredRow {
+  std::uint32_t address;
+  Fragment f;
+};
+inline void store_matrix(std::uint32_t address, const Fragment& f) {
+  emulator::note_write(address);
+  emulator::together<int>(StoredRow{address, f}, [](const StoredRow* const* in, int* const*) {
+    for (int i = 0; i < 4; ++i) {
+      for (int row = 0; row < 8; ++row) {
+        std::byte* to = emulator::shared_memory(in[8 * i + row]->address, 16);
+        for (int n = 0; n < 4; ++n) std::memcpy(to + 4 * n, &in[4 * row + n]->f.x[i], 4);
+      }
+    }
+  });
 }
 
 /// Every 16-bit element as a float: on the CPU a table is faster than the conversion.
