@@ -63,6 +63,7 @@ constexpr std::size_t kStackBytes = 256 << 10;
 constexpr unsigned kMaxThreads = 1024;
 constexpr unsigned kMaxWarps = kMaxThreads / 32;
 constexpr unsigned kNamedBarriers = 16;
+constexpr unsigned kManyPasses = 1 << 16;
 constexpr std::uint32_t kSharedBase = 1024 + 128;  // a multiple of 128 bytes only, as on a GPU
 
 /// What an asynchronous copy does once it is made; with no bytes, an arrival at barrier `to`.
@@ -82,6 +83,7 @@ struct Thread {
   std::deque<Copy> copies;  // asked for, not made
   Wait waits = Wait::nothing;
   std::uint32_t waits_at = 0;  // which barrier
+  unsigned passes = 0;         // barriers since it waited for something
 };
 
 struct Warp {
@@ -89,6 +91,7 @@ struct Warp {
   const void* operation = nullptr;
   Lanes lanes = {};
   std::int64_t rank = 0;
+  std::uint64_t dozes_since = 0;
 };
 
 /// Lanes of every warp that wait for something.
@@ -116,10 +119,12 @@ struct Block {
   std::unordered_map<std::uint32_t, Barrier> barriers;
   std::array<NamedBarrier, kNamedBarriers> named;
   std::vector<std::function<void()>> later;
+  std::uint64_t dozes = 0;
   std::size_t shared_bytes = 0;
   double eagerness = 0;     // of copies
   double unrest = 0;        // of warps: chance to fall behind all others at an operation
   double drowsiness = 0;    // of lanes: chance to fall behind their warp at a barrier
+  double alertness = 0;     // of those: chance to go on before they must
   std::int64_t lowest = 0;  // rank of a warp
   const std::function<void()>* kernel = nullptr;
   void* home = nullptr;  // the stack pointer of `run`
@@ -193,23 +198,26 @@ void do_late_work() {
   work();
 }
 
-/// Wakes the dozing lanes of a warp; false where there is none.
+/// Wakes the dozing lanes of a warp, in some blocks those that have dozed longest at last of all;
+/// false where there are none.
 bool wake_lanes() {
+  Warp* chosen = nullptr;
   const unsigned warps = block.count / 32;
   const unsigned first = below(warps);
   for (unsigned n = 0; n < warps; ++n) {
     Warp& w = block.warps[(first + n) % warps];
     if (w.dozing == 0) continue;
-    w.ready |= std::exchange(w.dozing, 0);
-    return true;
+    const bool later = chosen != nullptr && w.dozes_since > chosen->dozes_since;
+    if (chosen == nullptr || (later && block.alertness == 0)) chosen = &w;
   }
-  return false;
+  if (chosen == nullptr) return false;
+  chosen->ready |= std::exchange(chosen->dozing, 0);
+  return true;
 }
 
 /// Where no thread can go on: something that had time until now; false where there is nothing.
 bool go_on_late() {
-  const bool lanes_first = chance(0.5);
-  if (lanes_first && wake_lanes()) return true;
+  if (chance(block.alertness) && wake_lanes()) return true;
   if (!block.later.empty()) {
     do_late_work();
     return true;
@@ -282,6 +290,7 @@ void go_on_with(unsigned next) {
 void wait(Wait what, std::uint32_t at = 0) {
   Thread& thread = block.threads[block.current];
   thread.waits = what;
+  if (what != Wait::dozing) thread.passes = 0;
   thread.waits_at = at;
   warp().ready &= ~lane_bit();
   go_on_with(next_thread());
@@ -295,6 +304,7 @@ void wait_among(Waiters& waiters, Wait what, std::uint32_t at = 0) {
 /// Now and then a lane stays behind the others of its warp.
 void doze() {
   if (!chance(block.drowsiness)) return;
+  if (warp().dozing == 0) warp().dozes_since = ++block.dozes;
   warp().dozing |= lane_bit();
   wait(Wait::dozing);
 }
@@ -341,6 +351,7 @@ void enter() {
 void prepare(unsigned number) {
   Thread& thread = block.threads[number];
   thread.copies.clear();
+  thread.passes = 0;
   if (thread.stack == nullptr) {
     thread.stack = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -370,8 +381,9 @@ void run_block(unsigned number) {
   constexpr double kUnrest[] = {0, 0.002, 0.02, 0.2};
   block.eagerness = kEagerness[below(4)];
   block.unrest = kUnrest[below(4)];
-  constexpr double kDrowsiness[] = {0, 0.002, 0.03};
+  constexpr double kDrowsiness[] = {0, 0.01, 0.1};
   block.drowsiness = kDrowsiness[below(3)];
+  block.alertness = below(2) * 0.5;
   std::memset(onchip::cuda::sm80::shared, 0xFF, block.shared_bytes);
   block.current = below(block.count);
   threadIdx = {block.current, 0, 0};
@@ -458,7 +470,7 @@ void leave() {
   Thread& other = block.threads[below(block.count)];
   if (!other.copies.empty() && is_early()) make_copy(other);
   if (!block.later.empty() && is_early()) do_late_work();
-  if (chance(0.5)) wake_lanes();
+  if (chance(block.alertness)) wake_lanes();
   fall_behind();
 }
 
@@ -522,6 +534,7 @@ void barrier_complete(std::uint32_t barrier, std::uint32_t bytes) {
 
 void barrier_wait(std::uint32_t barrier, unsigned parity) {
   doze();
+  if (++block.threads[block.current].passes > kManyPasses) fail("a wait in a loop without an end");
   Barrier& at = barrier_at(barrier);
   while (true) {
     check_phase(at, parity);
