@@ -15,10 +15,10 @@
 #include <random>
 #include <span>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "block_state.hpp"
 #include "hopper.hpp"
 
 // void emulator_switch(void** from, void* to): keeps this fiber's stack pointer in *from and goes
@@ -60,9 +60,6 @@ namespace emulator {
 namespace {
 
 constexpr std::size_t kStackBytes = 256 << 10;
-constexpr unsigned kMaxThreads = 1024;
-constexpr unsigned kMaxWarps = kMaxThreads / 32;
-constexpr unsigned kNamedBarriers = 16;
 constexpr unsigned kManyPasses = 1 << 16;
 constexpr std::uint32_t kSharedBase = 1024 + 128;  // a multiple of 128 bytes only, as on a GPU
 
@@ -74,8 +71,6 @@ struct Copy {
   bool valid = false;
   bool last_of_group = false;
 };
-
-enum class Wait : std::uint8_t { nothing, lanes, block, barrier, named_barrier, dozing };
 
 struct Thread {
   void* stack = nullptr;
@@ -94,30 +89,11 @@ struct Warp {
   std::uint64_t dozes_since = 0;
 };
 
-/// Lanes of every warp that wait for something.
-using Waiters = std::array<std::uint32_t, kMaxWarps>;
-
-constexpr std::int32_t kNeverWaited = -2;
-struct Barrier {
-  std::size_t number;  // in the order of making
-  unsigned expected, pending;
-  std::int64_t bytes = 0;  // announced and not yet here
-  std::int32_t phase = 0;
-  Waiters waiters = {};
-  std::vector<std::int32_t> waited;  // the phase that each thread waited for last
-};
-struct NamedBarrier {
-  unsigned expected = 0, arrived = 0;
-  Waiters waiters = {};
-};
-
 struct Block {
   Thread threads[kMaxThreads];
   Warp warps[kMaxWarps];
   unsigned count = 0, current = 0, alive = 0, at_block = 0;
   Waiters block_waiters = {};
-  std::unordered_map<std::uint32_t, Barrier> barriers;
-  std::array<NamedBarrier, kNamedBarriers> named;
   std::vector<std::function<void()>> later;
   std::uint64_t dozes = 0;
   std::size_t shared_bytes = 0;
@@ -138,35 +114,12 @@ thread_local Block block;
 unsigned below(unsigned count) { return static_cast<unsigned>(block.random() % count); }
 Warp& warp() { return block.warps[block.current / 32]; }
 std::uint32_t lane_bit() { return 1U << block.current % 32; }
-Barrier& barrier_at(std::uint32_t address) {
-  const auto found = block.barriers.find(address);
-  if (found == block.barriers.end()) fail("a barrier that nobody made");
-  return found->second;
-}
-
-void release(Waiters& waiters) {
-  for (unsigned w = 0; w < kMaxWarps; ++w) block.warps[w].ready |= std::exchange(waiters[w], 0);
-}
-
-void end_phase_if_complete(Barrier& barrier) {
-  if (barrier.pending > 0 || barrier.bytes > 0) return;
-  barrier.pending = barrier.expected;
-  ++barrier.phase;
-  release(barrier.waiters);
-}
-
-void arrive(Barrier& barrier) {
-  if (barrier.pending == 0) fail("more arrivals at a barrier than it was made for");
-  --barrier.pending;
-  end_phase_if_complete(barrier);
-}
-
 /// Makes the oldest copy of a thread, which may also be an arrival or the end of a group.
 void make_copy(Thread& thread) {
   const Copy copy = thread.copies.front();
   thread.copies.pop_front();
   if (copy.bytes == 0) {
-    if (!copy.last_of_group) arrive(barrier_at(copy.to));
+    if (!copy.last_of_group) barrier_arrive(copy.to);
     return;
   }
   std::byte* to = shared_memory(copy.to, copy.bytes);
@@ -227,22 +180,14 @@ bool go_on_late() {
 
 std::string describe_wait(const Thread& thread) {
   switch (thread.waits) {
-    case Wait::nothing: return "ended, or at work";
     case Wait::lanes: return "other lanes of its warp";
     case Wait::block: return "__syncthreads()";
-    case Wait::dozing: return "nothing";
-    case Wait::named_barrier: {
-      const NamedBarrier& barrier = block.named[thread.waits_at];
-      return "named barrier " + std::to_string(thread.waits_at) + ": " +
-             std::to_string(barrier.arrived) + " of " + std::to_string(barrier.expected) +
-             " threads are there";
-    }
-    case Wait::barrier: break;
+    case Wait::barrier: return describe_barrier(thread.waits_at);
+    case Wait::named_barrier: return describe_named_barrier(thread.waits_at);
+    case Wait::dozing:
+    case Wait::nothing: break;
   }
-  const Barrier& barrier = block.barriers.at(thread.waits_at);
-  return "barrier " + std::to_string(barrier.number) + " (as made), phase " +
-         std::to_string(barrier.phase) + ": " + std::to_string(barrier.pending) + " arrivals and " +
-         std::to_string(barrier.bytes) + " bytes are missing";
+  return "nothing";
 }
 
 [[noreturn]] void report_deadlock() {
@@ -296,19 +241,6 @@ void wait(Wait what, std::uint32_t at = 0) {
   go_on_with(next_thread());
   thread.waits = Wait::nothing;
 }
-void wait_among(Waiters& waiters, Wait what, std::uint32_t at = 0) {
-  waiters[block.current / 32] |= lane_bit();
-  wait(what, at);
-}
-
-/// Now and then a lane stays behind the others of its warp.
-void doze() {
-  if (!chance(block.drowsiness)) return;
-  if (warp().dozing == 0) warp().dozes_since = ++block.dozes;
-  warp().dozing |= lane_bit();
-  wait(Wait::dozing);
-}
-
 void fall_behind() {
   warp().rank = --block.lowest;
   go_on_with(next_thread());
@@ -317,19 +249,6 @@ void fall_behind() {
 void release_block() {
   block.at_block = 0;
   release(block.block_waiters);
-}
-
-/// Which phase of a barrier a parity means, if this thread waits for one after the other, the same
-/// one perhaps again; stops where parity would mean another one.
-void check_phase(Barrier& barrier, unsigned parity) {
-  std::int32_t& waited = barrier.waited[block.current];
-  if (waited == kNeverWaited) {
-    waited = parity == 0 ? 0 : -1;
-  } else if ((waited & 1) != static_cast<std::int32_t>(parity)) {
-    ++waited;
-  }
-  if (barrier.phase < waited) fail("a wait that ends a phase early: its parity is that of another");
-  if (barrier.phase > waited + 1) fail("a wait that comes after the next phase has ended too");
 }
 
 /// Where a fiber begins; it never returns.
@@ -369,8 +288,7 @@ void run_block(unsigned number) {
   block.alive = block.count;
   block.at_block = 0;
   block.block_waiters = {};
-  block.barriers.clear();
-  block.named = {};
+  reset_barriers();
   for (Warp& w : block.warps) w = {.rank = static_cast<std::int64_t>(block.random())};
   block.lowest = 0;
   for (unsigned n = 0; n < block.count; ++n) {
@@ -449,6 +367,23 @@ std::byte* shared_memory(std::uint32_t address, std::uint32_t bytes) {
   return reinterpret_cast<std::byte*>(onchip::cuda::sm80::shared) + (address - kSharedBase);
 }
 
+void release(Waiters& waiters) {
+  for (unsigned w = 0; w < kMaxWarps; ++w) block.warps[w].ready |= std::exchange(waiters[w], 0);
+}
+
+void wait_among(Waiters& waiters, Wait what, std::uint32_t at) {
+  waiters[block.current / 32] |= lane_bit();
+  wait(what, at);
+}
+
+void come_to_barrier() {
+  if (++block.threads[block.current].passes > kManyPasses) fail("a wait in a loop without an end");
+  if (!chance(block.drowsiness)) return;
+  if (warp().dozing == 0) warp().dozes_since = ++block.dozes;
+  warp().dozing |= lane_bit();
+  wait(Wait::dozing);
+}
+
 const Lanes* meet(const void* operation, const void* in, void* out) {
   Warp& own = warp();
   if (own.met == 0) own.operation = operation;
@@ -503,57 +438,11 @@ void wait_copies(unsigned pending) {
   }
 }
 
-void barrier_init(std::uint32_t barrier, unsigned arrivals) {
-  if (barrier % 8 != 0) fail("a barrier off 8 bytes");
-  block.barriers[barrier] = {.number = block.barriers.size(),
-                             .expected = arrivals,
-                             .pending = arrivals,
-                             .waited = std::vector(block.count, kNeverWaited)};
-}
-
-void barrier_arrive(std::uint32_t barrier) { arrive(barrier_at(barrier)); }
-
 void barrier_arrive_copies(std::uint32_t barrier) {
   Thread& thread = block.threads[block.current];
   thread.copies.push_back({.to = barrier});
   if (!is_early()) return;
   while (!thread.copies.empty()) make_copy(thread);
-}
-
-void barrier_expect(std::uint32_t barrier, std::uint32_t bytes) {
-  barrier_at(barrier).bytes += bytes;
-  arrive(barrier_at(barrier));
-}
-
-void barrier_complete(std::uint32_t barrier, std::uint32_t bytes) {
-  Barrier& at = barrier_at(barrier);
-  at.bytes -= bytes;
-  if (at.bytes < 0) fail("more bytes at a barrier than it expects");
-  end_phase_if_complete(at);
-}
-
-void barrier_wait(std::uint32_t barrier, unsigned parity) {
-  doze();
-  if (++block.threads[block.current].passes > kManyPasses) fail("a wait in a loop without an end");
-  Barrier& at = barrier_at(barrier);
-  while (true) {
-    check_phase(at, parity);
-    if (at.phase % 2 != static_cast<std::int32_t>(parity)) return;
-    wait_among(at.waiters, Wait::barrier, barrier);
-  }
-}
-
-void named_barrier(unsigned id, unsigned threads, bool waits) {
-  if (id >= kNamedBarriers) fail("a named barrier beyond the last");
-  NamedBarrier& barrier = block.named[id];
-  if (barrier.arrived > 0 && barrier.expected != threads) fail("a named barrier of two sizes");
-  barrier.expected = threads;
-  if (++barrier.arrived == threads) {
-    barrier.arrived = 0;
-    release(barrier.waiters);
-  } else if (waits) {
-    wait_among(barrier.waiters, Wait::named_barrier, id);
-  }
 }
 
 }  // namespace emulator
