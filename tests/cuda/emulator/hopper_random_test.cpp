@@ -137,7 +137,7 @@ class Builder {
     constexpr std::array<double, 4> kNats{5, 20, 60, 200};
     a().options.scale = 0.125;
     const double key = kNats[rng_() % kNats.size()] / (kQuery * 0.125);
-    const Index leader = uniform(rng_, 0, keys_.front() - 1);
+    const Index leader = uniform(rng_, 0, std::max(keys_.front(), 1) - 1);
     const Index every = uniform(rng_, 1, 60);
     fixture::fill_normal(a().q, rng_, 0.5);
     const auto set = [&](const TensorView& view, double value, auto where) {
