@@ -424,13 +424,11 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
       const bool lost = blocks.shifted_end > first && zero != 0.0F;
       if (__any_sync(0xffffffffU, lost) && lane_id() == 0) barriers.lost[at] = 1;
       time.mark(Span::kRelease);
+      // Outputs were where Q comes next: behind a pause, as soon as the tile is given back.
+      if constexpr (T::kQRegisters) async_fence();
       __syncwarp();  // until every lane has read the work
       warp_arrive(barriers.tile_empty[at]);
-      if constexpr (T::kQRegisters) {
-        async_fence();
-        __syncwarp();
-        release_queries(more);
-      }
+      if constexpr (T::kQRegisters) release_queries(more);
     } while (more);
     wgmma_wait<0>();
   }

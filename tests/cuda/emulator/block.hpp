@@ -22,6 +22,19 @@ void run(unsigned blocks, unsigned threads, std::size_t shared_bytes,
 
 bool chance(double probability);
 
+/// Whether something asynchronous is done at once: by chance, a different one for each block.
+bool is_early();
+
+/// Lets this lane's warp fall behind all others, by chance: where being late shows faults.
+void linger();
+
+/// Work that hardware does by itself some time later, in any order; at the latest when no thread
+/// can go on without it.
+void do_later(std::function<void()> work);
+
+/// Number of this thread's warp.
+unsigned warp_number();
+
 /// The shared memory at an address, of which `bytes` are used; checks size and alignment.
 std::byte* shared_memory(std::uint32_t address, std::uint32_t bytes);
 std::uint32_t shared_address(const void* pointer);
@@ -58,10 +71,15 @@ void copy_later(std::uint32_t to, const void* from, std::uint32_t bytes, bool va
 void commit_copies();
 void wait_copies(unsigned pending);
 
-/// Barriers that count arrivals (mbarrier).
+/// Barriers that count arrivals, and bytes of which `barrier_expect` announces how many (mbarrier).
 void barrier_init(std::uint32_t barrier, unsigned arrivals);
 void barrier_arrive(std::uint32_t barrier);
 void barrier_arrive_copies(std::uint32_t barrier);
+void barrier_expect(std::uint32_t barrier, std::uint32_t bytes);
+void barrier_complete(std::uint32_t barrier, std::uint32_t bytes);
 void barrier_wait(std::uint32_t barrier, unsigned parity);
+
+/// Barriers by number, for `threads` threads: to arrive, and wait for the others or not (bar).
+void named_barrier(unsigned id, unsigned threads, bool waits);
 
 }  // namespace emulator

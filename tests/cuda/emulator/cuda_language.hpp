@@ -7,6 +7,7 @@
 #include <cuda_runtime_api.h>
 #include <vector_functions.h>
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <type_traits>
@@ -88,7 +89,22 @@ inline std::uint32_t __umulhi(std::uint32_t a, std::uint32_t b) {
 inline float __fdividef(float a, float b) { return a / b; }
 inline float log2_of_device(float x) { return std::log2(x); }
 #define __log2f log2_of_device  // the C library has a function of that name
-inline void atomicAdd(float* to, float value) { *to += value; }
+template <class T>
+T atomicAdd(T* to, T value) {
+  const T old = *to;
+  *to += value;
+  return old;
+}
+
+inline float __uint_as_float(std::uint32_t bits) { return std::bit_cast<float>(bits); }
+inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) {
+  const float2 x = __half22float2(a), y = __half22float2(b), z = __half22float2(c);
+  return __floats2half2_rn(std::fma(x.x, y.x, z.x), std::fma(x.y, y.y, z.y));
+}
+inline __nv_bfloat162 __hfma2(__nv_bfloat162 a, __nv_bfloat162 b, __nv_bfloat162 c) {
+  const float2 x = __bfloat1622float2(a), y = __bfloat1622float2(b), z = __bfloat1622float2(c);
+  return __floats2bfloat162_rn(std::fma(x.x, y.x, z.x), std::fma(x.y, y.y, z.y));
+}
 
 template <class... Parameters>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),

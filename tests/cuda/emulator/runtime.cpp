@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -13,7 +14,10 @@
 #include <string_view>
 
 #include "block.hpp"
+#include "common/kernel.hpp"
+#include "hopper.hpp"
 #include "host/kernel_params.hpp"
+#include "sm90/fwd_params.hpp"
 
 namespace {
 
@@ -23,6 +27,31 @@ constexpr std::size_t kAlignment = 256;
 int shared_bytes() {
   const char* text = std::getenv("ONCHIP_EMULATED_SHARED_KIB");
   return (text == nullptr ? 227 : std::atoi(text)) << 10;
+}
+
+/// ONCHIP_EMULATED_CAPABILITY: 80, or 90 for Hopper's kernels.
+bool is_hopper_device() {
+  const char* text = std::getenv("ONCHIP_EMULATED_CAPABILITY");
+  return text != nullptr && std::atoi(text) == 90;
+}
+
+/// Few where blocks stay and take one tile after another.
+int multiprocessors() { return is_hopper_device() ? 3 : 16; }
+
+bool is_hopper_kernel(const void* function) {
+  const auto all = onchip::cuda::kernels();
+  return std::any_of(all.begin(), all.end(), [&](const onchip::cuda::Kernel& kernel) {
+    return kernel.function == function && std::string_view(kernel.name).starts_with("sm90");
+  });
+}
+
+/// A kernel takes one argument, of its family's type.
+template <class Params>
+void launch_with(const void* function, dim3 blocks, dim3 threads, void** arguments,
+                 std::size_t shared) {
+  const auto kernel = reinterpret_cast<void (*)(Params)>(const_cast<void*>(function));
+  const auto& params = *static_cast<const Params*>(arguments[0]);
+  emulator::run(blocks.x, threads.x, shared, [&] { kernel(params); });
 }
 
 struct Allocation {
@@ -76,19 +105,22 @@ cudaError_t cudaMemset(void* to, int value, std::size_t bytes) {
 cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t /*stream*/) {
   return cudaMemset(to, value, bytes);
 }
-cudaError_t cudaGetDriverEntryPointByVersion(const char* /*symbol*/, void** /*function*/,
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function,
                                              unsigned /*version*/, unsigned long long /*flags*/,
-                                             cudaDriverEntryPointQueryResult* /*result*/) {
-  return cudaErrorNotSupported;
+                                             cudaDriverEntryPointQueryResult* result) {
+  const bool found = std::string_view(symbol) == "cuTensorMapEncodeTiled";
+  *function = found ? emulator::tensor_map_encoder() : nullptr;
+  *result = found ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+  return cudaSuccess;
 }
 
-/// Every kernel that is launched so takes one argument, host::KernelParams.
 cudaError_t cudaLaunchKernel(const void* function, dim3 blocks, dim3 threads, void** arguments,
                              std::size_t shared, cudaStream_t /*stream*/) {
-  using Kernel = void (*)(onchip::host::KernelParams);
-  const auto kernel = reinterpret_cast<Kernel>(const_cast<void*>(function));
-  const auto& params = *static_cast<const onchip::host::KernelParams*>(arguments[0]);
-  emulator::run(blocks.x, threads.x, shared, [&] { kernel(params); });
+  if (is_hopper_kernel(function)) {
+    launch_with<onchip::cuda::sm90::ForwardParams>(function, blocks, threads, arguments, shared);
+  } else {
+    launch_with<onchip::host::KernelParams>(function, blocks, threads, arguments, shared);
+  }
   return cudaSuccess;
 }
 cudaError_t cudaFuncSetAttribute(const void* /*function*/, cudaFuncAttribute /*attribute*/,
@@ -116,13 +148,13 @@ cudaError_t cudaSetDevice(int /*device*/) { return cudaSuccess; }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int /*device*/) {
   *properties = {};
   std::snprintf(properties->name, sizeof(properties->name), "emulated GPU");
-  properties->major = 8;  // PTX of later GPUs has no emulation
+  properties->major = is_hopper_device() ? 9 : 8;
   properties->totalGlobalMem = std::size_t{1} << 34;
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int /*device*/) {
   *value = attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? shared_bytes()
-           : attribute == cudaDevAttrMultiProcessorCount        ? 16
+           : attribute == cudaDevAttrMultiProcessorCount        ? multiprocessors()
                                                                 : 1 << 20;
   return cudaSuccess;
 }

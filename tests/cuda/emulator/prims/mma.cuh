@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "block.hpp"
+#include "hopper.hpp"
 #include "prims/convert.cuh"
 #include "prims/fragment.cuh"
 
@@ -36,20 +37,18 @@ inline Fragment load_matrix_transposed(std::uint32_t address) {
   return load_matrices<true>(address);
 }
 
-struct Stored {
+/// The inverse of load_matrix.
+struct StoredRow {
   std::uint32_t address;
-  Fragment rows;
+  Fragment f;
 };
-struct Nothing {};
-
 inline void store_matrix(std::uint32_t address, const Fragment& f) {
-  const Stored mine{address, f};
-  emulator::together<Nothing>(mine, [](const Stored* const* in, Nothing* const*) {
+  emulator::note_write(address);
+  emulator::together<int>(StoredRow{address, f}, [](const StoredRow* const* in, int* const*) {
     for (int i = 0; i < 4; ++i) {
       for (int row = 0; row < 8; ++row) {
-        std::uint32_t words[4];
-        for (int n = 0; n < 4; ++n) words[n] = in[4 * row + n]->rows.x[i];
-        std::memcpy(emulator::shared_memory(in[8 * i + row]->address, 16), words, 16);
+        std::byte* to = emulator::shared_memory(in[8 * i + row]->address, 16);
+        for (int n = 0; n < 4; ++n) std::memcpy(to + 4 * n, &in[4 * row + n]->f.x[i], 4);
       }
     }
   });

@@ -16,5 +16,10 @@ inline void store_shared(std::uint32_t to, std::uint32_t word) {
 inline void store_shared(std::uint32_t to, const std::uint32_t (&words)[4]) {
   std::memcpy(emulator::shared_memory(to, 16), words, 16);
 }
+inline uint4 load_shared_16(std::uint32_t from) {
+  uint4 words;
+  std::memcpy(&words, emulator::shared_memory(from, 16), 16);
+  return words;
+}
 
 }  // namespace onchip::cuda
