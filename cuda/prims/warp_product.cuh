@@ -29,25 +29,28 @@ __device__ __forceinline__ void warp_product(LoadA load_a, LoadB load_b,
   }
 #pragma unroll
   for (int i = 0; i < kAhead && i < kProducts; ++i) b[i] = load_b(i / kColumns, i % kColumns);
+  // Two loops: nvcc does not unroll one of 32 products.
 #pragma unroll
-  for (int i = 0; i < kProducts; ++i) {
-    const int next = i + kAhead;
-    if (next < kProducts) b[next % (kAhead + 1)] = load_b(next / kColumns, next % kColumns);
-    const int step = i / kColumns;
-    const int n = i % kColumns;
-    const int next_step = step + kStepsAhead;
+  for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
-    for (int t = 0; n == 0 && next_step < kSteps && t < kTiles; ++t) {
-      a[next_step % (kStepsAhead + 1)][t] = load_a(t, next_step);
+    for (int n = 0; n < kColumns; ++n) {
+      const int i = step * kColumns + n;
+      const int next = i + kAhead;
+      if (next < kProducts) b[next % (kAhead + 1)] = load_b(next / kColumns, next % kColumns);
+      const int next_step = step + kStepsAhead;
+#pragma unroll
+      for (int t = 0; n == 0 && next_step < kSteps && t < kTiles; ++t) {
+        a[next_step % (kStepsAhead + 1)][t] = load_a(t, next_step);
+      }
+      const Fragment& columns = b[i % (kAhead + 1)];
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        const Fragment& rows = a[step % (kStepsAhead + 1)][t];
+        mma<Element>(c[t][2 * n], rows, columns.x[0], columns.x[1]);
+        mma<Element>(c[t][2 * n + 1], rows, columns.x[2], columns.x[3]);
+      }
+      beside(i);
     }
-    const Fragment& columns = b[i % (kAhead + 1)];
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
-      const Fragment& rows = a[step % (kStepsAhead + 1)][t];
-      mma<Element>(c[t][2 * n], rows, columns.x[0], columns.x[1]);
-      mma<Element>(c[t][2 * n + 1], rows, columns.x[2], columns.x[3]);
-    }
-    beside(i);
   }
 }
 
