@@ -28,63 +28,75 @@ struct Tiles {
   std::uint32_t q, k, v, staging;
 };
 
-/// The warp that hands out tiles, one ahead of those that compute, and writes those without keys. A
-/// tile whose sums were lost is handed out again where its work lay. Behind the last tile comes a
-/// pause, in which the ones before it end, and with them what may have to be computed again.
+/// The next tile with keys from `rank` on, which moves behind it, or a pause where none is left.
 template <class T>
-__device__ __forceinline__ void schedule_tiles(const ForwardParams& params, Barriers<T>& barriers) {
-  Ring<2> tiles;
-  unsigned rank = blockIdx.x;
-  bool paused = false;
+__device__ __forceinline__ void find_work(const ForwardParams& params, unsigned& rank, Work& work,
+                                          Blocks& blocks) {
   const auto all = static_cast<unsigned>(params.common.blocks);
-  typename T::Timeline time(T::kGroups + 1);
   const auto following = [&] {
     if (params.common.next_tile == nullptr) return rank + gridDim.x;
     unsigned next = 0;
     if (lane_id() == 0) next = atomicAdd(params.common.next_tile, 1U) + gridDim.x;
     return __shfl_sync(0xffffffffU, next, 0);
   };
+  work.number = Work::kPause;
+  while (rank < all && work.number < 0) {
+    const auto number = static_cast<int>(rank);
+    work.tile = tile_at(params, number, T::kBr);
+    rank = following();
+    if (work.tile.positions <= 0) continue;
+    work.set_blocks(T::kBc);
+    if (work.end_block > work.first_block) {
+      work.number = number;
+    } else {
+      store_nothing<T>(params, work.tile);
+    }
+  }
+  const auto position = [&](int row) { return work.tile.first + (row >> params.pack_shift); };
+  const int row = min(lane_id(), T::kGroups - 1) * 64;
+  blocks = work.blocks_of(position(row), position(row + 63), T::kBc);
+  if (params.safe != 0) blocks.shifted_end = work.first_block;
+}
+
+/// The warp that hands out tiles, one ahead of those that compute, and writes those without keys. It
+/// looks for the next one while they are at work. A tile whose sums were lost is handed out again
+/// where its work lay. Behind the last tile comes a pause, in which the ones before it end, and with
+/// them what may have to be computed again.
+template <class T>
+__device__ __forceinline__ void schedule_tiles(const ForwardParams& params, Barriers<T>& barriers) {
+  Ring<2> tiles;
+  Work work;
+  Blocks blocks;  // of the warpgroup of this lane's number
+  unsigned rank = blockIdx.x;
+  bool paused = false;
+  typename T::Timeline time(T::kGroups + 1);
+  find_work<T>(params, rank, work, blocks);
   while (true) {
     time.mark(Span::kRoom);
     tiles.wait_empty(barriers.tile_empty);
-    time.mark(Span::kFind);
-    Work work = barriers.work[tiles.at];
+    time.mark(Span::kHand);
     const bool again = barriers.lost[tiles.at] != 0;
-    if (again) {
-      paused = false;
-    } else {
-      work.number = Work::kPause;
-      while (rank < all && work.number < 0) {
-        const auto number = static_cast<int>(rank);
-        work.tile = tile_at(params, number, T::kBr);
-        rank = following();
-        if (work.tile.positions <= 0) continue;
-        work.set_blocks(T::kBc);
-        if (work.end_block > work.first_block) {
-          work.number = number;
-        } else {
-          store_nothing<T>(params, work.tile);
-        }
-      }
-      if (work.number < 0 && paused) work.number = Work::kEnd;
-      paused = work.number < 0;
-    }
-    __syncwarp();  // every lane has read the last work
+    if (!again && work.number < 0 && paused) work.number = Work::kEnd;
+    paused = !again && work.number < 0;
+    __syncwarp();  // every lane has read whether the tile is lost
     if (lane_id() < T::kGroups) {
-      const auto position = [&](int row) { return work.tile.first + (row >> params.pack_shift); };
-      const int row = lane_id() * 64;
-      Blocks blocks = work.blocks_of(position(row), position(row + 63), T::kBc);
-      if (again || params.safe != 0) blocks.shifted_end = work.first_block;
-      barriers.blocks[tiles.at][lane_id()] = blocks;
+      Blocks& handed = barriers.blocks[tiles.at][lane_id()];
+      if (again) {
+        handed.shifted_end = barriers.work[tiles.at].first_block;
+      } else {
+        handed = blocks;
+      }
+    }
+    if (lane_id() == 0) {
+      if (!again) barriers.work[tiles.at] = work;
+      barriers.lost[tiles.at] = 0;
     }
     __syncwarp();
-    if (lane_id() == 0) {
-      barriers.work[tiles.at] = work;
-      barriers.lost[tiles.at] = 0;
-      barrier_arrive(shared_address(barriers.tile_full + tiles.at));
-    }
-    if (work.number == Work::kEnd) return;
+    if (lane_id() == 0) barrier_arrive(shared_address(barriers.tile_full + tiles.at));
+    if (work.number == Work::kEnd && !again) return;
     tiles.step();
+    time.mark(Span::kFind);
+    if (!again && work.number >= 0) find_work<T>(params, rank, work, blocks);
   }
 }
 

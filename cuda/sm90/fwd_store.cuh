@@ -15,10 +15,11 @@
 namespace onchip::cuda::sm90 {
 
 __device__ __forceinline__ void store_lse(const ForwardParams& params, const Tile& tile,
-                                          const RowPlace& place, float lse) {
+                                          int row, bool stored, float lse) {
   const host::KernelParams& common = params.common;
-  if (lane_id() % 4 != 0 || !place.stored || common.operands.lse == nullptr) return;
-  static_cast<float*>(common.operands.lse)[place.offset(common.problem.lse, tile)] = lse;
+  if (lane_id() % 4 != 0 || !stored || common.operands.lse == nullptr) return;
+  static_cast<float*>(
+      common.operands.lse)[tile.lse + row_offset(params, common.problem.lse, row)] = lse;
 }
 
 /// What a thread's two rows need: the factor that makes sums outputs, and whether there are none.
@@ -46,10 +47,10 @@ __device__ __forceinline__ RowEnds end_rows(const ForwardParams& params, const T
       const float top = fmaxf(lse, sink);
       const float keys = exp2_fast(lse - top);
       const float sum = keys + exp2_fast(sink - top);
-      ends.factor[r] *= keys / sum;
+      ends.factor[r] *= __fdividef(keys, sum);
       lse = top + log2f(sum);
     }
-    store_lse(params, tile, place, ends.empty[r] ? -kInfinity : kLn2 * lse);
+    store_lse(params, tile, row + 8 * r, place.stored, ends.empty[r] ? -kInfinity : kLn2 * lse);
   }
   return ends;
 }
@@ -65,13 +66,11 @@ __device__ __forceinline__ float store_tile(const ForwardParams& params, const T
   const int lane = lane_id();
   const RowEnds ends = end_rows<T>(params, tile, row + lane / 4, state);
   const bool any_empty = __any_sync(0xffffffffU, ends.empty[0] || ends.empty[1]);
-  auto* out = static_cast<Element*>(params.common.operands.out) + lane % 8 * 8;
-  Element* to[4];  // rows lane / 8, + 4...; null where there is none
+  auto* const out = static_cast<Element*>(params.common.operands.out) + tile.out + lane % 8 * 8;
+  const int rows = tile.positions << params.pack_shift;
+  Element* to[4];  // rows lane / 8, + 4...
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const RowPlace place(params, tile, row + 4 * i + lane / 8);
-    to[i] = place.stored ? out + place.offset(p.out, tile) : nullptr;
-  }
+  for (int i = 0; i < 4; ++i) to[i] = out + row_offset(params, p.out, row + 4 * i + lane / 8);
   const auto chunk_at = [&](int at, int chunk) {
     return staging + static_cast<std::uint32_t>(at * 128 + ((chunk ^ (at & 7)) * 16));
   };
@@ -95,7 +94,7 @@ __device__ __forceinline__ float store_tile(const ForwardParams& params, const T
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (to[i] == nullptr || 64 * panel + lane % 8 * 8 >= p.dim_v) continue;
+      if (row + 4 * i + lane / 8 >= rows || 64 * panel + lane % 8 * 8 >= p.dim_v) continue;
       *reinterpret_cast<uint4*>(to[i] + 64 * panel) =
           load_shared_16(chunk_at(4 * i + lane / 8, lane % 8));
     }
@@ -118,12 +117,12 @@ __device__ __forceinline__ void store_nothing(const ForwardParams& params, const
   const host::Problem& p = params.common.problem;
 #pragma unroll 1
   for (int row = lane_id() / 4; row < T::kBr; row += 8) {
-    const RowPlace place(params, tile, row);
-    store_lse(params, tile, place, -kInfinity);
-    auto* to =
-        static_cast<typename T::Element*>(params.common.operands.out) + place.offset(p.out, tile);
+    const bool stored = row >> params.pack_shift < tile.positions;
+    store_lse(params, tile, row, stored, -kInfinity);
+    auto* const to = static_cast<typename T::Element*>(params.common.operands.out) + tile.out +
+                     row_offset(params, p.out, row);
 #pragma unroll 1
-    for (int column = 8 * (lane_id() % 4); place.stored && column < p.dim_v; column += 32)
+    for (int column = 8 * (lane_id() % 4); stored && column < p.dim_v; column += 32)
       *reinterpret_cast<uint4*>(to + column) = make_uint4(0, 0, 0, 0);
   }
 }

@@ -19,6 +19,7 @@ struct Tile {
   int q_start, q_len, k_start, k_len;
   int first, positions;  // positions 0: nothing to do
   int from, to;
+  std::int64_t out, lse;  // where its first row is, in elements
 
   __device__ __forceinline__ int key_first(int position) const { return max(0, position + from); }
   __device__ __forceinline__ int key_end(int position) const { return min(k_len, position + to); }
@@ -94,6 +95,8 @@ __device__ __forceinline__ Tile tile_at(const ForwardParams& params, int number,
   const std::int64_t reach = s.q_len + s.k_len;
   tile.from = static_cast<int>(p.window_left < 0 ? -kFar : diagonal - min(p.window_left, reach));
   tile.to = static_cast<int>(p.window_right < 0 ? kFar : diagonal + min(p.window_right, reach) + 1);
+  tile.out = host::offset_of(p.out, tile.batch, tile.q_start, tile.first, tile.head);
+  tile.lse = host::offset_of(p.lse, tile.batch, tile.q_start, tile.first, tile.head);
   return tile;
 }
 
@@ -107,10 +110,14 @@ struct RowPlace {
         head(tile.head + (row & ((1 << params.pack_shift) - 1))),
         stored(position < tile.first + tile.positions),
         counts(stored && position < tile.q_len) {}
-  [[nodiscard]] __device__ __forceinline__ std::int64_t offset(const host::Strides& strides,
-                                                               const Tile& tile) const {
-    return host::offset_of(strides, tile.batch, tile.q_start, position, head);
-  }
 };
+
+/// Elements from a tile's first row to another of its rows.
+__device__ __forceinline__ std::int64_t row_offset(const ForwardParams& params,
+                                                   const host::Strides& strides, int row) {
+  const unsigned position = static_cast<unsigned>(row) >> params.pack_shift;
+  const unsigned head = static_cast<unsigned>(row) & ((1U << params.pack_shift) - 1);
+  return position * strides.row + head * strides.head;
+}
 
 }  // namespace onchip::cuda::sm90
