@@ -37,7 +37,6 @@ COLORS = {
     "copy Q": "#053061",
     "copy V": "#92c5de",
     "find tile": "#969696",
-    "hand out tile": "#525252",
 }
 
 

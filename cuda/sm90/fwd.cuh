@@ -30,8 +30,7 @@ struct Tiles {
 
 /// The next tile with keys from `rank` on, which moves behind it, or a pause where none is left.
 template <class T>
-__device__ __forceinline__ void find_work(const ForwardParams& params, unsigned& rank, Work& work,
-                                          Blocks& blocks) {
+__device__ __forceinline__ Work find_work(const ForwardParams& params, unsigned& rank) {
   const auto all = static_cast<unsigned>(params.common.blocks);
   const auto following = [&] {
     if (params.common.next_tile == nullptr) return rank + gridDim.x;
@@ -39,6 +38,7 @@ __device__ __forceinline__ void find_work(const ForwardParams& params, unsigned&
     if (lane_id() == 0) next = atomicAdd(params.common.next_tile, 1U) + gridDim.x;
     return __shfl_sync(0xffffffffU, next, 0);
   };
+  Work work;
   work.number = Work::kPause;
   while (rank < all && work.number < 0) {
     const auto number = static_cast<int>(rank);
@@ -52,51 +52,56 @@ __device__ __forceinline__ void find_work(const ForwardParams& params, unsigned&
       store_nothing<T>(params, work.tile);
     }
   }
-  const auto position = [&](int row) { return work.tile.first + (row >> params.pack_shift); };
-  const int row = min(lane_id(), T::kGroups - 1) * 64;
-  blocks = work.blocks_of(position(row), position(row + 63), T::kBc);
-  if (params.safe != 0) blocks.shifted_end = work.first_block;
+  return work;
 }
 
-/// The warp that hands out tiles, one ahead of those that compute, and writes those without keys. It
-/// looks for the next one while they are at work. A tile whose sums were lost is handed out again
-/// where its work lay. Behind the last tile comes a pause, in which the ones before it end, and with
-/// them what may have to be computed again.
+/// The warp that hands out tiles, each when the copies of the one before it near their end, so that
+/// it is there in time but not taken from another block early; it writes those without keys. A tile
+/// whose sums were lost is handed out again where its work lay. Behind the last tile come pauses, in
+/// which the ones before them end, and with them what may have to be computed again.
 template <class T>
 __device__ __forceinline__ void schedule_tiles(const ForwardParams& params, Barriers<T>& barriers) {
-  Ring<2> tiles;
-  Work work;
-  Blocks blocks;  // of the warpgroup of this lane's number
+  Ring<T::kTiles> tiles;
   unsigned rank = blockIdx.x;
-  bool paused = false;
+  int pauses = 0;
+  std::uint32_t parity = 0;
   typename T::Timeline time(T::kGroups + 1);
-  find_work<T>(params, rank, work, blocks);
   while (true) {
     time.mark(Span::kRoom);
+    parity ^= 1;
+    barrier_wait(shared_address(&barriers.due), parity);
     tiles.wait_empty(barriers.tile_empty);
-    time.mark(Span::kHand);
+    time.mark(Span::kFind);
     const bool again = barriers.lost[tiles.at] != 0;
-    if (!again && work.number < 0 && paused) work.number = Work::kEnd;
-    paused = !again && work.number < 0;
-    __syncwarp();  // every lane has read whether the tile is lost
-    if (lane_id() < T::kGroups) {
-      Blocks& handed = barriers.blocks[tiles.at][lane_id()];
-      if (again) {
-        handed.shifted_end = barriers.work[tiles.at].first_block;
-      } else {
-        handed = blocks;
+    int number = 0;
+    if (again) {
+      // Behind a pause, outputs of the tile before it may still be where Q comes next.
+      Ring<T::kTiles> others = tiles;
+      for (int i = 1; i < T::kTiles && pauses > 0; ++i) {
+        others.step();
+        others.wait_empty(barriers.tile_empty);
       }
+    } else {
+      Work work = find_work<T>(params, rank);
+      if (work.number < 0 && pauses == T::kTiles - 1) work.number = Work::kEnd;
+      number = work.number;
+      if (lane_id() == 0) barriers.work[tiles.at] = work;
     }
-    if (lane_id() == 0) {
-      if (!again) barriers.work[tiles.at] = work;
-      barriers.lost[tiles.at] = 0;
+    pauses = number < 0 ? pauses + 1 : 0;
+    __syncwarp();  // every lane has read whether the tile is lost, and reads its work
+    if (lane_id() < T::kGroups) {
+      const Work& work = barriers.work[tiles.at];
+      const auto position = [&](int row) { return work.tile.first + (row >> params.pack_shift); };
+      const int row = lane_id() * 64;
+      Blocks blocks = work.blocks_of(position(row), position(row + 63), T::kBc);
+      if (again || params.safe != 0) blocks.shifted_end = work.first_block;
+      barriers.blocks[tiles.at][lane_id()] = blocks;
     }
+    barriers.lost[tiles.at] = 0;
     __syncwarp();
     if (lane_id() == 0) barrier_arrive(shared_address(barriers.tile_full + tiles.at));
-    if (work.number == Work::kEnd && !again) return;
+    if (number == Work::kEnd) return;
     tiles.step();
-    time.mark(Span::kFind);
-    if (!again && work.number >= 0) find_work<T>(params, rank, work, blocks);
   }
 }
 
@@ -105,7 +110,7 @@ template <class T>
 __device__ __forceinline__ void copy_tiles(const ForwardParams& params, Barriers<T>& barriers,
                                            const Tiles& shared) {
   const host::Problem& p = params.common.problem;
-  Ring<2> tiles;
+  Ring<T::kTiles> tiles;
   Ring<T::kQStages> queries;
   Ring<T::kStages> keys;
   Ring<T::kStages> values;
@@ -155,19 +160,20 @@ __device__ __forceinline__ void copy_tiles(const ForwardParams& params, Barriers
     tiles.wait_full(barriers.tile_full);
     const Work& work = barriers.work[tiles.at];
     if (work.number == Work::kEnd) return;
+    if (work.number < 0) barrier_arrive(shared_address(&barriers.due));
     if (work.number >= 0) {
       const int first = work.first_block;
       int block = work.end_block - 1;
+      const int due = min(first + T::kDueBlocks, block);
       load_k(work.tile, block);
       load_q(work.tile);
 #pragma unroll 1
-      for (; block > first; --block) {
-        load_k(work.tile, block - 1);
+      for (; block >= first; --block) {
+        if (block == due) barrier_arrive(shared_address(&barriers.due));
+        if (block > first) load_k(work.tile, block - 1);
         load_v(work.tile, block);
       }
-      load_v(work.tile, first);
     }
-    barrier_arrive(shared_address(barriers.tile_empty + tiles.at));
     tiles.step();
   }
 }
@@ -259,7 +265,7 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
   const int warp_row = group * 64 + static_cast<int>(threadIdx.x) / 32 % 4 * 16;
   const int row = warp_row + lane_id() / 4;
   std::uint32_t q;  // this warpgroup's rows
-  Ring<2> tiles;
+  Ring<T::kTiles> tiles;
   Ring<T::kQStages> queries;
   Ring<T::kStages> keys;
   Ring<T::kStages> values;
@@ -326,7 +332,7 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
     wgmma_fence();
     issue_qk<T>(operands, q, key_tile(), s);
     turns.pass();
-    bool more;
+    bool more = false;
     do {
       const Work& work = barriers.work[tiles.at];
       const Tile& tile = work.tile;
@@ -410,13 +416,15 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
       }
       const int at = tiles.at;
       tiles.step();
-      time.mark(Span::kWork);
-      tiles.wait_full(barriers.tile_full);
-      more = __shfl_sync(0xffffffffU, barriers.work[tiles.at].number, 0) >= 0;
-      time.mark(Span::kQueries);
-      if (more) {
-        take_queries();
-        keys.wait_full(barriers.k_full);
+      if constexpr (T::kNextUnderStore) {
+        time.mark(Span::kWork);
+        tiles.wait_full(barriers.tile_full);
+        more = __shfl_sync(0xffffffffU, barriers.work[tiles.at].number, 0) >= 0;
+        time.mark(Span::kQueries);
+        if (more) {
+          take_queries();
+          keys.wait_full(barriers.k_full);
+        }
       }
       time.mark(Span::kKeys);
       values.wait_full(barriers.v_full);
@@ -425,10 +433,10 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
       time.mark(Span::kIssue);
       wgmma_fence();
       issue_pv<T>(weights, value_tile(), state.o);
-      issue_qk<T>(operands, q, key_tile(), s);
+      if constexpr (T::kNextUnderStore) issue_qk<T>(operands, q, key_tile(), s);
       turns.pass();
       time.mark(Span::kValues);
-      wgmma_wait<1>();
+      wgmma_wait<T::kNextUnderStore ? 1 : 0>();
       release_values();
       time.mark(Span::kStore);
       const float zero = store_tile<T>(params, tile, warp_row, staging, state);
@@ -442,7 +450,7 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
       warp_arrive(barriers.tile_empty[at]);
       if constexpr (T::kQRegisters) release_queries(more);
     } while (more);
-    wgmma_wait<0>();
+    if (T::kNextUnderStore) wgmma_wait<0>();
   }
 }
 

@@ -30,7 +30,6 @@ enum class Span : std::uint8_t {
   kCopyQ,
   kCopyV,
   kFind,  // works out a tile
-  kHand,  // hands it out
 };
 
 inline constexpr std::array kSpanNames{
@@ -38,7 +37,7 @@ inline constexpr std::array kSpanNames{
     "wait for S",    "options, mask", "online softmax", "shifted softmax", "pass over blocks",
     "wait for O",    "rescale O",     "pack P",         "store",           "test if lost",
     "release",       "wait for room", "copy K",         "copy Q",          "copy V",
-    "find tile",     "hand out tile"};
-static_assert(kSpanNames.size() == static_cast<std::size_t>(Span::kHand) + 1);
+    "find tile"};
+static_assert(kSpanNames.size() == static_cast<std::size_t>(Span::kFind) + 1);
 
 }  // namespace onchip::cuda::sm90

@@ -40,7 +40,7 @@ __device__ __forceinline__ RowEnds end_rows(const ForwardParams& params, const T
     const float l = quad_sum(state.l[r]);
     ends.empty[r] = l == 0.0F || !place.counts;
     ends.factor[r] = __fdividef(1.0F, l);
-    float lse = shift_of(state.base[r]) + log2f(l);  // in base 2
+    float lse = shift_of(state.base[r]) + log2_fast(l);  // in base 2
     if (p.has_sinks && !ends.empty[r]) {
       const float sink =
           kLog2e * static_cast<const float*>(params.common.operands.sinks)[place.head * p.sinks];
@@ -48,7 +48,7 @@ __device__ __forceinline__ RowEnds end_rows(const ForwardParams& params, const T
       const float keys = exp2_fast(lse - top);
       const float sum = keys + exp2_fast(sink - top);
       ends.factor[r] *= __fdividef(keys, sum);
-      lse = top + log2f(sum);
+      lse = top + log2_fast(sum);
     }
     store_lse(params, tile, row + 8 * r, place.stored, ends.empty[r] ? -kInfinity : kLn2 * lse);
   }

@@ -11,4 +11,6 @@ inline float exp2_fast(float x) {
   return y < std::numeric_limits<float>::min() ? 0.0F : y;
 }
 
+inline float log2_fast(float x) { return std::fma(x, 0.0F, std::log2(x)); }
+
 }  // namespace onchip::cuda
