@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <type_traits>
 
 #include "prims/mbarrier.cuh"
 #include "prims/mma.cuh"
@@ -15,6 +16,7 @@
 #include "prims/tma.cuh"
 #include "prims/wgmma.cuh"
 #include "sm90/fwd_block.cuh"
+#include "sm90/fwd_feed.cuh"
 #include "sm90/fwd_params.hpp"
 #include "sm90/fwd_softmax.cuh"
 #include "sm90/fwd_spans.hpp"
@@ -22,161 +24,6 @@
 #include "sm90/fwd_work.cuh"
 
 namespace onchip::cuda::sm90 {
-
-/// Shared memory tiles.
-struct Tiles {
-  std::uint32_t q, k, v, staging;
-};
-
-/// The next tile with keys from `rank` on, which moves behind it, or a pause where none is left.
-template <class T>
-__device__ __forceinline__ Work find_work(const ForwardParams& params, unsigned& rank) {
-  const auto all = static_cast<unsigned>(params.common.blocks);
-  const auto following = [&] {
-    if (params.common.next_tile == nullptr) return rank + gridDim.x;
-    unsigned next = 0;
-    if (lane_id() == 0) next = atomicAdd(params.common.next_tile, 1U) + gridDim.x;
-    return __shfl_sync(0xffffffffU, next, 0);
-  };
-  Work work;
-  work.number = Work::kPause;
-  while (rank < all && work.number < 0) {
-    const auto number = static_cast<int>(rank);
-    work.tile = tile_at(params, number, T::kBr);
-    rank = following();
-    if (work.tile.positions <= 0) continue;
-    work.set_blocks(T::kBc);
-    if (work.end_block > work.first_block) {
-      work.number = number;
-    } else {
-      store_nothing<T>(params, work.tile);
-    }
-  }
-  return work;
-}
-
-/// The warp that hands out tiles, each when the copies of the one before it near their end, so that
-/// it is there in time but not taken from another block early; it writes those without keys. A tile
-/// whose sums were lost is handed out again where its work lay. Behind the last tile come pauses, in
-/// which the ones before them end, and with them what may have to be computed again.
-template <class T>
-__device__ __forceinline__ void schedule_tiles(const ForwardParams& params, Barriers<T>& barriers) {
-  Ring<T::kTiles> tiles;
-  unsigned rank = blockIdx.x;
-  int pauses = 0;
-  std::uint32_t parity = 0;
-  typename T::Timeline time(T::kGroups + 1);
-  while (true) {
-    time.mark(Span::kRoom);
-    parity ^= 1;
-    barrier_wait(shared_address(&barriers.due), parity);
-    tiles.wait_empty(barriers.tile_empty);
-    time.mark(Span::kFind);
-    const bool again = barriers.lost[tiles.at] != 0;
-    int number = 0;
-    if (again) {
-      // Behind a pause, outputs of the tile before it may still be where Q comes next.
-      Ring<T::kTiles> others = tiles;
-      for (int i = 1; i < T::kTiles && pauses > 0; ++i) {
-        others.step();
-        others.wait_empty(barriers.tile_empty);
-      }
-    } else {
-      Work work = find_work<T>(params, rank);
-      if (work.number < 0 && pauses == T::kTiles - 1) work.number = Work::kEnd;
-      number = work.number;
-      if (lane_id() == 0) barriers.work[tiles.at] = work;
-    }
-    pauses = number < 0 ? pauses + 1 : 0;
-    __syncwarp();  // every lane has read whether the tile is lost, and reads its work
-    if (lane_id() < T::kGroups) {
-      const Work& work = barriers.work[tiles.at];
-      const auto position = [&](int row) { return work.tile.first + (row >> params.pack_shift); };
-      const int row = lane_id() * 64;
-      Blocks blocks = work.blocks_of(position(row), position(row + 63), T::kBc);
-      if (again || params.safe != 0) blocks.shifted_end = work.first_block;
-      barriers.blocks[tiles.at][lane_id()] = blocks;
-    }
-    barriers.lost[tiles.at] = 0;
-    __syncwarp();
-    if (lane_id() == 0) barrier_arrive(shared_address(barriers.tile_full + tiles.at));
-    if (number == Work::kEnd) return;
-    tiles.step();
-  }
-}
-
-/// The copying thread: Q, and rings of K and V. V trails K by a block.
-template <class T>
-__device__ __forceinline__ void copy_tiles(const ForwardParams& params, Barriers<T>& barriers,
-                                           const Tiles& shared) {
-  const host::Problem& p = params.common.problem;
-  Ring<T::kTiles> tiles;
-  Ring<T::kQStages> queries;
-  Ring<T::kStages> keys;
-  Ring<T::kStages> values;
-  typename T::Timeline time(T::kGroups);
-  const auto load_keys = [&](const CUtensorMap& map, std::uint32_t to, std::uint32_t full,
-                             int panels, const Tile& tile, int block) {
-    barrier_expect(full, panels * T::kBc * 128);
-#pragma unroll
-    for (int panel = 0; panel < panels; ++panel) {
-      tma_load(to + panel * (T::kBc * 128), map, full, panel * 64, tile.k_start + block * T::kBc,
-               tile.kv_head, p.has_cu_seqlens_k ? 0 : tile.batch);
-    }
-  };
-  const auto load_k = [&](const Tile& tile, int block) {
-    time.mark(Span::kRoom);
-    keys.wait_empty(barriers.k_empty);
-    time.mark(Span::kCopyK);
-    load_keys(params.k, shared.k + keys.at * T::kKBytes, shared_address(barriers.k_full + keys.at),
-              T::kPanels, tile, block);
-    keys.step();
-  };
-  const auto load_v = [&](const Tile& tile, int block) {
-    time.mark(Span::kRoom);
-    values.wait_empty(barriers.v_empty);
-    time.mark(Span::kCopyV);
-    load_keys(params.v, shared.v + values.at * T::kVBytes,
-              shared_address(barriers.v_full + values.at), T::kPanelsV, tile, block);
-    values.step();
-  };
-  const auto load_q = [&](const Tile& tile) {
-    time.mark(Span::kRoom);
-    queries.wait_empty(barriers.q_empty);
-    time.mark(Span::kCopyQ);
-    const std::uint32_t to = shared.q + queries.at * T::kQBytes;
-    const std::uint32_t full = shared_address(barriers.q_full + queries.at);
-    barrier_expect(full, T::kQBytes);
-    const int head = tile.head - tile.kv_head * static_cast<int>(params.common.divisors.group.by);
-#pragma unroll
-    for (int panel = 0; panel < T::kPanels; ++panel) {
-      tma_load(to + panel * (T::kBr * 128), params.q, full, panel * 64, head,
-               tile.q_start + tile.first, tile.kv_head, p.packed ? 0 : tile.batch);
-    }
-    queries.step();
-  };
-  while (true) {
-    time.mark(Span::kWork);
-    tiles.wait_full(barriers.tile_full);
-    const Work& work = barriers.work[tiles.at];
-    if (work.number == Work::kEnd) return;
-    if (work.number < 0) barrier_arrive(shared_address(&barriers.due));
-    if (work.number >= 0) {
-      const int first = work.first_block;
-      int block = work.end_block - 1;
-      const int due = min(first + T::kDueBlocks, block);
-      load_k(work.tile, block);
-      load_q(work.tile);
-#pragma unroll 1
-      for (; block >= first; --block) {
-        if (block == due) barrier_arrive(shared_address(&barriers.due));
-        if (block > first) load_k(work.tile, block - 1);
-        load_v(work.tile, block);
-      }
-    }
-    tiles.step();
-  }
-}
 
 /// Q of this warpgroup as A operands.
 template <class T>
@@ -251,6 +98,13 @@ struct Turns {
     if (T::kPingpong) named_barrier_arrive<256>(1 + (group + 1) % T::kGroups);
   }
 };
+
+/// What is done with a block's scores: kAny, whatever its number asks for; or, where every row sees
+/// all of its keys, one of the two softmaxes. Online ones come first: the maximum of a row whose
+/// scores were all -inf then must not move any more.
+enum class Kind { kAny, kShifted, kOnline };
+template <Kind kKind>
+using KindConstant = std::integral_constant<Kind, kKind>;
 
 /// A computing warpgroup. No branch may stand between the wgmma of one turn, nor around one: ptxas
 /// would serialise them (C7519, C7520), and did hang.
@@ -373,12 +227,11 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
       }
 #pragma unroll
       for (float& x : state.o) x = 0.0F;
-#pragma unroll 1
-      for (int block = last - 1; block >= first; --block) {
-        const bool hides = blocks.hides(block);
-        // Only at first: the maximum of a row whose scores were all -inf then must not move any
-        // more.
-        const bool online = block >= blocks.shifted_end;
+      const auto step = [&](auto kind, int block) {
+        constexpr Kind kKind = decltype(kind)::value;
+        const bool hides = kKind == Kind::kAny && blocks.hides(block);
+        const bool online =
+            kKind == Kind::kOnline || (kKind == Kind::kAny && block >= blocks.shifted_end);
         time.mark(Span::kKeys);
         keys.wait_full(barriers.k_full);
         values.wait_full(barriers.v_full);
@@ -386,33 +239,38 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
         turns.wait();
         time.mark(Span::kIssue);
         wgmma_fence();
-        if (T::kPvFirst) issue_pv<T>(weights, value_tile(), state.o);
         issue_qk<T>(operands, q, key_tile(), s);
-        if (!T::kPvFirst) issue_pv<T>(weights, value_tile(), state.o);
+        issue_pv<T>(weights, value_tile(), state.o);
         turns.pass();
         time.mark(Span::kScores);
-        wgmma_wait<T::kPvFirst ? 0 : 1>();
+        wgmma_wait<1>();
         release_keys();
         if (!T::kQRegisters) release_queries(block == first);
-        if (T::kPvFirst) release_values();
         time.mark(Span::kMask);
         prepare_scores(block, hides);
-        bool moved = true;
         time.mark(online ? Span::kOnline : Span::kShifted);
-        if (online) {
-          online_softmax<T>(c, s, state, alpha);
-        } else {
-          moved = shifted_softmax<T>(c, s, state, alpha);
-        }
+        const bool moved = online ? online_softmax<T>(c, s, state, alpha)
+                                  : shifted_softmax<T>(c, s, state, alpha);
         time.mark(Span::kValues);
-        if (!T::kPvFirst) {
-          wgmma_wait<0>();
-          release_values();
-        }
+        wgmma_wait<0>();
+        release_values();
         time.mark(Span::kRescale);
         if (moved) rescale<T>(alpha, state);
         time.mark(Span::kPack);
         as_operands<T>(s, weights);
+      };
+      // Loops of their own for blocks that every row sees: the instructions of each lie together.
+      const int open_first = max(first, blocks.open_first);
+      const int online_first = max(open_first, blocks.shifted_end);
+      const int shifted_end = min(blocks.open_end, blocks.shifted_end);
+      int block = last - 1;
+#pragma unroll 1
+      while (block >= first) {
+#pragma unroll 1
+        for (; block >= open_first && block < shifted_end; --block) step(KindConstant<Kind::kShifted>{}, block);
+#pragma unroll 1
+        for (; block >= online_first && block < blocks.open_end; --block) step(KindConstant<Kind::kOnline>{}, block);
+        if (block >= first) step(KindConstant<Kind::kAny>{}, block--);
       }
       const int at = tiles.at;
       tiles.step();

@@ -21,7 +21,7 @@ struct NoTimeline {
 
 /// One instance: kGroups warpgroups compute, one copies.
 template <class Element_, int kDim_, int kDimV_, int kGroups_, int kBc_, int kStages_, bool kFull_,
-          bool kQRegisters_, bool kPingpong_, bool kPvFirst_>
+          bool kQRegisters_, bool kPingpong_>
 struct Forward {
   using Element = Element_;
   using Timeline = NoTimeline;
@@ -30,7 +30,6 @@ struct Forward {
   static constexpr bool kFull = kFull_;              // softcap or ALiBi
   static constexpr bool kQRegisters = kQRegisters_;  // Q as A operands, read once a tile
   static constexpr bool kPingpong = kPingpong_;      // warpgroups take turns at the tensor cores
-  static constexpr bool kPvFirst = kPvFirst_;        // the order of the two products of a turn
   static constexpr int kBr = 64 * kGroups;
   static constexpr int kThreads = 128 * (kGroups + 1);
   // Tiles lie in panels of 64 columns, rows of 128 bytes.

@@ -123,9 +123,9 @@ __device__ __forceinline__ float to_weights(float c, float base, int r, float (&
 __device__ __forceinline__ float shift_of(float base) { return base == -kInfinity ? 0.0F : base; }
 
 /// Takes a block of scores into (base, l), base being the maximum so far, and turns them into
-/// weights; `alpha` is what earlier sums are to be multiplied by.
+/// weights; `alpha` is what earlier sums are to be multiplied by. Returns whether a row's base moved.
 template <class T>
-__device__ __forceinline__ void online_softmax(float c, float (&s)[T::kBc / 2], State<T>& state,
+__device__ __forceinline__ bool online_softmax(float c, float (&s)[T::kBc / 2], State<T>& state,
                                                float (&alpha)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -138,6 +138,7 @@ __device__ __forceinline__ void online_softmax(float c, float (&s)[T::kBc / 2], 
     state.base[r] = base;
     state.l[r] = fmaf(state.l[r], alpha[r], to_weights<T>(c, shift_of(base), r, s));
   }
+  return __any_sync(0xffffffffU, alpha[0] != 1.0F || alpha[1] != 1.0F);
 }
 
 /// Weights of a block relative to the base of those before, whatever this block's maximum is.

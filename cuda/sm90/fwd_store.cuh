@@ -14,12 +14,11 @@
 
 namespace onchip::cuda::sm90 {
 
-__device__ __forceinline__ void store_lse(const ForwardParams& params, const Tile& tile,
-                                          int row, bool stored, float lse) {
-  const host::KernelParams& common = params.common;
-  if (lane_id() % 4 != 0 || !stored || common.operands.lse == nullptr) return;
-  static_cast<float*>(
-      common.operands.lse)[tile.lse + row_offset(params, common.problem.lse, row)] = lse;
+/// lse of a tile's row; nothing where the caller wants none.
+__device__ __forceinline__ void store_lse(const ForwardParams& params, const Tile& tile, int row,
+                                          float lse) {
+  auto* const to = static_cast<float*>(params.common.operands.lse);
+  if (to != nullptr) to[tile.lse + row_offset(params, params.common.problem.lse, row)] = lse;
 }
 
 /// What a thread's two rows need: the factor that makes sums outputs, and whether there are none.
@@ -28,30 +27,40 @@ struct RowEnds {
   bool empty[2];
 };
 
-/// Stores lse; `row` is the thread's first row.
+/// Stores lse; `row` is the thread's first row. Of the four lanes that share two rows one sees to
+/// each.
 template <class T>
 __device__ __forceinline__ RowEnds end_rows(const ForwardParams& params, const Tile& tile, int row,
                                             const State<T>& state) {
   const host::Problem& p = params.common.problem;
   RowEnds ends;
+  float l[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const RowPlace place(params, tile, row + 8 * r);
-    const float l = quad_sum(state.l[r]);
-    ends.empty[r] = l == 0.0F || !place.counts;
-    ends.factor[r] = __fdividef(1.0F, l);
-    float lse = shift_of(state.base[r]) + log2_fast(l);  // in base 2
-    if (p.has_sinks && !ends.empty[r]) {
-      const float sink =
-          kLog2e * static_cast<const float*>(params.common.operands.sinks)[place.head * p.sinks];
-      const float top = fmaxf(lse, sink);
-      const float keys = exp2_fast(lse - top);
-      const float sum = keys + exp2_fast(sink - top);
-      ends.factor[r] *= __fdividef(keys, sum);
-      lse = top + log2_fast(sum);
-    }
-    store_lse(params, tile, row + 8 * r, place.stored, ends.empty[r] ? -kInfinity : kLn2 * lse);
+    l[r] = quad_sum(state.l[r]);
+    ends.empty[r] = l[r] == 0.0F || !RowPlace(params, tile, row + 8 * r).counts;
+    ends.factor[r] = __fdividef(1.0F, l[r]);
   }
+  const bool second = lane_id() % 2 != 0;
+  const RowPlace place(params, tile, second ? row + 8 : row);
+  const bool empty = second ? ends.empty[1] : ends.empty[0];
+  // In base 2.
+  float lse = shift_of(second ? state.base[1] : state.base[0]) + log2_fast(second ? l[1] : l[0]);
+  if (p.has_sinks) {
+    const float sink =
+        empty ? -kInfinity
+              : kLog2e * static_cast<const float*>(params.common.operands.sinks)[place.head * p.sinks];
+    const float top = fmaxf(lse, sink);
+    const float keys = exp2_fast(lse - top);
+    const float sum = keys + exp2_fast(sink - top);
+    lse = top + log2_fast(sum);
+    const float share = __fdividef(keys, sum);
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      ends.factor[r] *= __shfl_sync(0xffffffffU, share, (lane_id() & ~3) + r);
+  }
+  if (lane_id() % 4 < 2 && place.stored)
+    store_lse(params, tile, second ? row + 8 : row, empty ? -kInfinity : kLn2 * lse);
   return ends;
 }
 
@@ -113,12 +122,14 @@ __device__ __forceinline__ float store_tile(const ForwardParams& params, const T
 
 /// out and lse of a tile without keys, by one warp.
 template <class T>
-__device__ __forceinline__ void store_nothing(const ForwardParams& params, const Tile& tile) {
+__device__ __forceinline__ void store_nothing(const ForwardParams& params, Tile tile) {
   const host::Problem& p = params.common.problem;
+  tile.out = first_row(p.out, tile);
+  tile.lse = first_row(p.lse, tile);
 #pragma unroll 1
   for (int row = lane_id() / 4; row < T::kBr; row += 8) {
     const bool stored = row >> params.pack_shift < tile.positions;
-    store_lse(params, tile, row, stored, -kInfinity);
+    if (stored && lane_id() % 4 == 0) store_lse(params, tile, row, -kInfinity);
     auto* const to = static_cast<typename T::Element*>(params.common.operands.out) + tile.out +
                      row_offset(params, p.out, row);
 #pragma unroll 1

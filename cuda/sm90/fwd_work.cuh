@@ -19,7 +19,7 @@ struct Tile {
   int q_start, q_len, k_start, k_len;
   int first, positions;  // positions 0: nothing to do
   int from, to;
-  std::int64_t out, lse;  // where its first row is, in elements
+  std::int64_t out, lse;  // where its first row is (first_row)
 
   __device__ __forceinline__ int key_first(int position) const { return max(0, position + from); }
   __device__ __forceinline__ int key_end(int position) const { return min(k_len, position + to); }
@@ -95,12 +95,15 @@ __device__ __forceinline__ Tile tile_at(const ForwardParams& params, int number,
   const std::int64_t reach = s.q_len + s.k_len;
   tile.from = static_cast<int>(p.window_left < 0 ? -kFar : diagonal - min(p.window_left, reach));
   tile.to = static_cast<int>(p.window_right < 0 ? kFar : diagonal + min(p.window_right, reach) + 1);
-  tile.out = host::offset_of(p.out, tile.batch, tile.q_start, tile.first, tile.head);
-  tile.lse = host::offset_of(p.lse, tile.batch, tile.q_start, tile.first, tile.head);
   return tile;
 }
 
-/// One of a tile's rows in memory.
+/// Elements from a tensor's start to a tile's first row.
+__device__ __forceinline__ std::int64_t first_row(const host::Strides& strides, const Tile& tile) {
+  return host::offset_of(strides, tile.batch, tile.q_start, tile.first, tile.head);
+}
+
+/// One of a tile's rows.
 struct RowPlace {
   int position, head;
   bool stored, counts;  // whether the row exists, and lies within seqused_q
