@@ -17,9 +17,9 @@ class Bar:
     passed: bool
 
 
-def speedup(record: dict[str, Any], over: str) -> float | None:
-    """How many times as fast as `over` onchip was in this cell; None where either did not run."""
-    ours, theirs = record["results"].get("onchip"), record["results"].get(over)
+def speedup(record: dict[str, Any], over: str, of: str = "onchip") -> float | None:
+    """How many times as fast as `over` this was in a cell; None where either did not run."""
+    ours, theirs = record["results"].get(of), record["results"].get(over)
     if ours is None or theirs is None:
         return None
     return float(theirs["median_seconds"] / ours["median_seconds"])

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bars that the CUDA backend must clear on its whole grid, in bfloat16."""
+"""The bars that the CUDA backend must clear on its whole grid, in bfloat16; `hopper` has further
+ones of that GPU."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from onchip.cli.bench.bars import (
     summarise,
     worst_bar,
 )
+from onchip.cli.bench.gpu import hopper
 from onchip.cli.bench.gpu.grid import grid
 
 PEER = "torch-flash"  # FlashAttention-2: the same instructions
@@ -50,6 +52,7 @@ def evaluate(document: dict[str, Any]) -> list[Bar]:
         _growth_bar(memory),
         _memory_bar(cells, memory),
         *_unfused_bars(cells),
+        *hopper.evaluate(document),
     ]
 
 

@@ -6,9 +6,11 @@ from typing import Any
 from rich.table import Table
 
 from onchip.cli._console import format_bytes
-from onchip.cli.bench.bars import speedup
+from onchip.cli.bench.bars import geomean, speedup
 from onchip.cli.bench.cells import distinct, label_of
+from onchip.cli.bench.gpu import hopper
 from onchip.cli.bench.gpu.bars import PEER
+from onchip.cli.bench.gpu.grid import SEQLENS
 from onchip.cli.bench.report import markdown_table, ratio_text, spread_of
 
 
@@ -31,6 +33,11 @@ def measured_names(document: dict[str, Any]) -> list[str]:
     ]
 
 
+def peer_names(document: dict[str, Any]) -> list[str]:
+    """Those that are not this library."""
+    return [name for name in measured_names(document) if name not in ("onchip", hopper.SAFE)]
+
+
 def _rate(result: dict[str, Any] | None) -> str:
     """TFLOP/s, and half of the samples' range as a part of the median."""
     if result is None:
@@ -41,7 +48,7 @@ def _rate(result: dict[str, Any] | None) -> str:
 
 def cells_table(document: dict[str, Any]) -> Table:
     names = measured_names(document)
-    peers = [name for name in names if name != "onchip"]
+    peers = peer_names(document)
     table = Table(title="TFLOP/s: median ± half of the range; peak memory")
     table.add_column("cell", no_wrap=True)
     for name in names:
@@ -111,6 +118,44 @@ def _rates_table(cells: list[dict[str, Any]]) -> str:
         ("", *(f"s={length}" for length in lengths)),
         [(name, *(row.get(length, "-") for length in lengths)) for name, row in rows.items()],
     )
+
+
+def markdown_scores(document: dict[str, Any]) -> str:
+    """A table for each dtype where kernels for Hopper ran beside cuDNN; else nothing."""
+    if not hopper.kernels_ran(document):
+        return ""
+    parts = []
+    for dtype in distinct(document["cells"], "dtype"):
+        if ours := hopper.scores(document, dtype):
+            safe = hopper.scores(document, dtype, hopper.SAFE)
+            note = ', in brackets with `softmax="safe"`' if safe else ""
+            parts.append(
+                f"\n### Score of forward, {dtype}\n\n"
+                f"onchip over {hopper.CUDNN} in this run, as a part of the lead over it that the "
+                "fastest of cuDNN, FlashAttention-3 and FlashAttention-4 had when they were "
+                f"measured: above 1 is faster than all three{note}.\n\n" + _scores_table(ours, safe)
+            )
+    return "".join(parts)
+
+
+def _scores_table(ours: dict[hopper.Place, float], safe: dict[hopper.Place, float]) -> str:
+    """Rows by head dimension and mask, columns by length; then the rows' geometric means."""
+
+    def text(score: float | None, with_safe: float | None) -> str:
+        return (f"{score:.2f}" if score else "-") + (f" ({with_safe:.2f})" if with_safe else "")
+
+    rows = []
+    for dim, causal in dict.fromkeys((place.dim, place.causal) for place in ours):
+        places = [hopper.Place(dim, causal, seqlen) for seqlen in SEQLENS]
+        means = (geomean(x[place] for place in places if place in x) for x in (ours, safe))
+        rows.append(
+            (
+                f"d={dim} {'causal' if causal else 'full'}",
+                *(text(ours.get(place), safe.get(place)) for place in places),
+                text(*means),
+            )
+        )
+    return markdown_table(("", *(f"s={length}" for length in SEQLENS), "geometric mean"), rows)
 
 
 def markdown_memory(document: dict[str, Any]) -> str:

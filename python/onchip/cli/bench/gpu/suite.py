@@ -88,6 +88,7 @@ class GpuSuite(Suite):
             + "\nTimes of the peers over that of onchip, above 1 is faster:\n\n"
             + markdown_summary(self._rows(document), BY_DIM)
             + f"\n{report.markdown_rates(document)}"
+            + report.markdown_scores(document)
             + f"\n### Memory\n\n{report.markdown_memory(document)}"
             + f"\n### Kernels\n\n{kernels}"
         )
@@ -98,8 +99,7 @@ class GpuSuite(Suite):
         several = len(distinct(cells, "dim")) > 1
         return [
             row
-            for name in report.measured_names(document)
-            if name != "onchip"
+            for name in report.peer_names(document)
             for by in ((BY_DIM, BY_DIM[:2]) if several else (BY_DIM,))
             for row in summarise(cells, name, by)
         ]

@@ -4,7 +4,7 @@
 from onchip.cli.bench.gpu.providers.base import GpuProvider
 from onchip.cli.bench.gpu.providers.flash_attn import FlashAttn2, FlashAttn3, FlashAttn4
 from onchip.cli.bench.gpu.providers.flashinfer import FlashInfer
-from onchip.cli.bench.gpu.providers.onchip_gpu import OnchipGpu
+from onchip.cli.bench.gpu.providers.onchip_gpu import OnchipGpu, OnchipSafe
 from onchip.cli.bench.gpu.providers.torch_sdpa import (
     TorchCudnn,
     TorchEfficient,
@@ -24,6 +24,7 @@ _CLASSES: tuple[type[GpuProvider], ...] = (
     FlashAttn3,
     FlashAttn4,
     FlashInfer,
+    OnchipSafe,
 )
 PROVIDERS: dict[str, type[GpuProvider]] = {provider.name: provider for provider in _CLASSES}
 

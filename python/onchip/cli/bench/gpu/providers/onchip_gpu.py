@@ -4,7 +4,9 @@ from typing import Any, ClassVar
 
 import onchip
 from onchip.cli.bench.cells import Cell, Tensors
+from onchip.cli.bench.gpu import hopper
 from onchip.cli.bench.gpu.providers.base import GpuProvider
+from onchip.cli.bench.provider import UnavailableError
 
 
 class OnchipGpu(GpuProvider):
@@ -37,3 +39,18 @@ class OnchipGpu(GpuProvider):
             return [out, *backward(out, lse)]
 
         return both
+
+
+class OnchipSafe(OnchipGpu):
+    """The same with softmax="safe", which only the forward kernels for Hopper take notice of."""
+
+    name: ClassVar[str] = hopper.SAFE
+
+    def prepare(self, cell: Cell, tensors: Tensors) -> Callable[[], Any]:
+        if cell.direction != "forward":
+            raise UnavailableError("forward only")
+        q, k, v, _ = tensors
+        plan = onchip.plan(q, k, v, device=str(q.device), causal=cell.causal, softmax="safe")
+        if not plan.kernel.startswith(hopper.KERNELS):
+            raise UnavailableError("no kernel for Hopper: the same as onchip")
+        return lambda: [onchip.attention(q, k, v, causal=cell.causal, softmax="safe")]
