@@ -10,8 +10,8 @@ __device__ __forceinline__ float exp2_fast(float x) {
   return y;
 }
 
-/// log2 x of a normal x > 0, to 2^-22 of max(1, |log2 x|) by the special function unit. Infinity and
-/// NaN give NaN.
+/// log2 x of a normal x > 0, to 2^-22 of max(1, |log2 x|) by the special function unit. Infinity
+/// and NaN give NaN.
 __device__ __forceinline__ float log2_fast(float x) {
   const int bits = __float_as_int(x);
   const int exponent = (bits >> 23) - 127;

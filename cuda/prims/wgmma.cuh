@@ -28,6 +28,13 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
+/// The bits of an accumulator, read in place: the compiler would take them before the wait.
+__device__ __forceinline__ int accumulator_bits(float x) {
+  int bits;
+  asm volatile("mov.b32 %0, %1;" : "=r"(bits) : "f"(x));
+  return bits;
+}
+
 /// Operand in shared memory, rows of 128 bytes with the 128-byte swizzle, at a multiple of 1024.
 /// `leading` is the distance of panels of 64 columns where columns run along N, else unused.
 __device__ __forceinline__ std::uint64_t wgmma_operand(std::uint32_t address,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Forward pass on Hopper: one warp hands out tiles, one thread copies them by TMA, and warpgroups
 // compute 64 query rows each by wgmma. The product of the next scores runs under the softmax of the
-// last ones, P feeds the second product from registers, and the first product of the next tile runs
-// under the stores of this one. Blocks of keys go from the last to the first. docs/hopper.md goes
-// through it.
+// last ones, P feeds the second product from registers, and where Q is there early the first
+// product of the next tile runs under the stores of this one. Blocks of keys go from the last to
+// the first. docs/hopper.md goes through it.
 #pragma once
 
 #include <cstdint>
@@ -99,9 +99,9 @@ struct Turns {
   }
 };
 
-/// What is done with a block's scores: kAny, whatever its number asks for; or, where every row sees
-/// all of its keys, one of the two softmaxes. Online ones come first: the maximum of a row whose
-/// scores were all -inf then must not move any more.
+/// What is done with a block's scores: kAny, whatever its number asks for; else one of the two
+/// softmaxes, and no mask, as every row sees all of its keys. A block is not online after one that
+/// is not: the maximum of a row whose scores were all -inf must not move any more.
 enum class Kind { kAny, kShifted, kOnline };
 template <Kind kKind>
 using KindConstant = std::integral_constant<Kind, kKind>;
@@ -119,7 +119,7 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
   const int warp_row = group * 64 + static_cast<int>(threadIdx.x) / 32 % 4 * 16;
   const int row = warp_row + lane_id() / 4;
   std::uint32_t q;  // this warpgroup's rows
-  Ring<T::kTiles> tiles;
+  Ring<T::kTilesAhead> tiles;
   Ring<T::kQStages> queries;
   Ring<T::kStages> keys;
   Ring<T::kStages> values;
@@ -133,11 +133,6 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
     warp_arrive(barriers.v_empty[values.at]);
     values.step();
   };
-  const auto release_work = [&] {
-    __syncwarp();  // until every lane has read it
-    warp_arrive(barriers.tile_empty[tiles.at]);
-    tiles.step();
-  };
   // Q of the tile before the next may be written over. `now` and the lane make one predicate: with
   // a branch of its own, ptxas keeps the rings out of the uniform registers.
   const auto release_queries = [&](bool now) {
@@ -145,8 +140,6 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
     if (lane_id() == 0 && now) barrier_arrive(shared_address(&empty));
   };
   QueryOperands<T> operands;
-  // Where no tile follows, the product with what Q was is of no use, but a branch around it is not
-  // allowed.
   const auto take_queries = [&] {
     const Work& work = barriers.work[tiles.at];
     const int unseen = work.end_block - 1 - barriers.blocks[tiles.at][group].last;
@@ -169,7 +162,9 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
     const int number = barriers.work[tiles.at].number;
     if (number == Work::kEnd) return;
     if (number == Work::kPause) {
-      release_work();
+      __syncwarp();  // until every lane has read it
+      warp_arrive(barriers.tile_empty[tiles.at]);
+      tiles.step();
       continue;
     }
     time.mark(Span::kQueries);
@@ -249,8 +244,8 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
         time.mark(Span::kMask);
         prepare_scores(block, hides);
         time.mark(online ? Span::kOnline : Span::kShifted);
-        const bool moved = online ? online_softmax<T>(c, s, state, alpha)
-                                  : shifted_softmax<T>(c, s, state, alpha);
+        const bool moved =
+            online ? online_softmax<T>(c, s, state, alpha) : shifted_softmax<T>(c, s, state, alpha);
         time.mark(Span::kValues);
         wgmma_wait<0>();
         release_values();
@@ -267,9 +262,11 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
 #pragma unroll 1
       while (block >= first) {
 #pragma unroll 1
-        for (; block >= open_first && block < shifted_end; --block) step(KindConstant<Kind::kShifted>{}, block);
+        for (; block >= open_first && block < shifted_end; --block)
+          step(KindConstant<Kind::kShifted>{}, block);
 #pragma unroll 1
-        for (; block >= online_first && block < blocks.open_end; --block) step(KindConstant<Kind::kOnline>{}, block);
+        for (; block >= online_first && block < blocks.open_end; --block)
+          step(KindConstant<Kind::kOnline>{}, block);
         if (block >= first) step(KindConstant<Kind::kAny>{}, block--);
       }
       const int at = tiles.at;
@@ -291,6 +288,7 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
       time.mark(Span::kIssue);
       wgmma_fence();
       issue_pv<T>(weights, value_tile(), state.o);
+      // Of no use where no tile follows, but a branch around it is not allowed.
       if constexpr (T::kNextUnderStore) issue_qk<T>(operands, q, key_tile(), s);
       turns.pass();
       time.mark(Span::kValues);

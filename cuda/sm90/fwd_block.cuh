@@ -41,17 +41,16 @@ struct Forward {
   static constexpr int kQBytes = kPanels * kBr * 128;
   static constexpr int kKBytes = kPanels * kBc * 128;
   static constexpr int kVBytes = kPanelsV * kBc * 128;
-  static constexpr int kTiles = 3;      // handed out: one is stored, one computed, one copied
-  static constexpr int kDueBlocks = 2;  // the next one is when so many blocks are still to be copied
+  static constexpr int kTilesAhead = 3;  // handed out: one is stored, one computed, one copied
+  static constexpr int kDueBlocks = 2;   // of a tile, still to be copied when the next one is due
   static constexpr int kStageBytes = kStages * (kKBytes + kVBytes);
   static constexpr int kMostBytes = 226 * 1024;  // of a block's 227 KiB, some are for barriers
-  // Two buffers for Q where it stays in shared memory and there is room: the next one arrives
-  // early.
   // Where outputs pass on their way to memory, 2 KiB a warp: where Q was if that is in registers.
   static constexpr int kStagingBytes = kQRegisters ? 0 : kGroups * 4 * 2048;
+  // Two buffers for Q where it stays in shared memory and there is room: the next one is early.
   static constexpr int kQStages =
       !kQRegisters && 1024 + 2 * kQBytes + kStageBytes + kStagingBytes <= kMostBytes ? 2 : 1;
-  // The first product of the next tile runs under the stores of this one, if Q is there early.
+  // Where Q is there early, the first product of the next tile runs under the stores of this one.
   static constexpr bool kNextUnderStore = kQRegisters || kQStages == 2;
   static constexpr int kSharedBytes = 1024 + kQStages * kQBytes + kStageBytes + kStagingBytes;
   static_assert(kSharedBytes <= kMostBytes);
@@ -60,11 +59,13 @@ struct Forward {
 /// Barriers of a block: `full` ones count bytes, `empty` ones warps that are done reading.
 template <class T>
 struct Barriers {
-  std::uint64_t q_full[T::kQStages], q_empty[T::kQStages], tile_full[T::kTiles], tile_empty[T::kTiles], due;
+  std::uint64_t q_full[T::kQStages], q_empty[T::kQStages];
+  std::uint64_t tile_full[T::kTilesAhead], tile_empty[T::kTilesAhead];
+  std::uint64_t due;  // counts tiles of which few blocks are still to be copied
   std::uint64_t k_full[T::kStages], k_empty[T::kStages], v_full[T::kStages], v_empty[T::kStages];
-  Work work[T::kTiles];
-  Blocks blocks[T::kTiles][T::kGroups];  // of each warpgroup's rows
-  std::uint32_t lost[T::kTiles];         // whether the tile of this work is to be computed again, safely
+  Work work[T::kTilesAhead];
+  Blocks blocks[T::kTilesAhead][T::kGroups];  // of each warpgroup's rows
+  std::uint32_t lost[T::kTilesAhead];         // whether this tile is to be computed again, safely
 
   __device__ __forceinline__ void init() {
     constexpr int kWarps = 4 * T::kGroups;  // that compute
@@ -72,7 +73,7 @@ struct Barriers {
       barrier_init(shared_address(&q_full[i]), 1);
       barrier_init(shared_address(&q_empty[i]), kWarps);
     }
-    for (int i = 0; i < T::kTiles; ++i) {
+    for (int i = 0; i < T::kTilesAhead; ++i) {
       barrier_init(shared_address(&tile_full[i]), 1);
       barrier_init(shared_address(&tile_empty[i]), kWarps);
       lost[i] = 0;

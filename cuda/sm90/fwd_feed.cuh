@@ -49,11 +49,11 @@ __device__ __forceinline__ Work find_work(const ForwardParams& params, unsigned&
 
 /// The warp that hands out tiles, each when the copies of the one before it near their end, so that
 /// it is there in time but not taken from another block early; it writes those without keys. A tile
-/// whose sums were lost is handed out again where its work lay. Behind the last tile come pauses, in
-/// which the ones before them end, and with them what may have to be computed again.
+/// whose sums were lost is handed out again where its work lay. Behind the last tile come pauses,
+/// in which the ones before them end, and with them what may have to be computed again.
 template <class T>
 __device__ __forceinline__ void schedule_tiles(const ForwardParams& params, Barriers<T>& barriers) {
-  Ring<T::kTiles> tiles;
+  Ring<T::kTilesAhead> tiles;
   unsigned rank = blockIdx.x;
   int pauses = 0;
   std::uint32_t parity = 0;
@@ -66,16 +66,17 @@ __device__ __forceinline__ void schedule_tiles(const ForwardParams& params, Barr
     time.mark(Span::kFind);
     const bool again = barriers.lost[tiles.at] != 0;
     int number = 0;
-    if (again) {
-      // Behind a pause, outputs of the tile before it may still be where Q comes next.
-      Ring<T::kTiles> others = tiles;
-      for (int i = 1; i < T::kTiles && pauses > 0; ++i) {
+    if (again && pauses > 0) {
+      // Outputs of the tile before the pause may still be where Q comes next.
+      Ring<T::kTilesAhead> others = tiles;
+      for (int i = 1; i < T::kTilesAhead; ++i) {
         others.step();
         others.wait_empty(barriers.tile_empty);
       }
-    } else {
+    }
+    if (!again) {
       Work work = find_work<T>(params, rank);
-      if (work.number < 0 && pauses == T::kTiles - 1) work.number = Work::kEnd;
+      if (work.number < 0 && pauses == T::kTilesAhead - 1) work.number = Work::kEnd;
       number = work.number;
       if (lane_id() == 0) barriers.work[tiles.at] = work;
     }
@@ -105,7 +106,7 @@ template <class T>
 __device__ __forceinline__ void copy_tiles(const ForwardParams& params, Barriers<T>& barriers,
                                            const Tiles& shared) {
   const host::Problem& p = params.common.problem;
-  Ring<T::kTiles> tiles;
+  Ring<T::kTilesAhead> tiles;
   Ring<T::kQStages> queries;
   Ring<T::kStages> keys;
   Ring<T::kStages> values;
@@ -155,8 +156,9 @@ __device__ __forceinline__ void copy_tiles(const ForwardParams& params, Barriers
     tiles.wait_full(barriers.tile_full);
     const Work& work = barriers.work[tiles.at];
     if (work.number == Work::kEnd) return;
-    if (work.number < 0) barrier_arrive(shared_address(&barriers.due));
-    if (work.number >= 0) {
+    if (work.number < 0) {
+      barrier_arrive(shared_address(&barriers.due));
+    } else {
       const int first = work.first_block;
       int block = work.end_block - 1;
       const int due = min(first + T::kDueBlocks, block);

@@ -8,6 +8,7 @@
 #include "prims/exp2.cuh"
 #include "prims/fragment.cuh"
 #include "prims/math.cuh"
+#include "prims/wgmma.cuh"
 #include "sm90/fwd_work.cuh"
 
 namespace onchip::cuda::sm90 {
@@ -122,23 +123,51 @@ __device__ __forceinline__ float to_weights(float c, float base, int r, float (&
 /// A row that has seen nothing keeps base = -inf; -inf - (-inf) must not become NaN.
 __device__ __forceinline__ float shift_of(float base) { return base == -kInfinity ? 0.0F : base; }
 
+/// A row's greatest score in this thread.
+template <class T>
+__device__ __forceinline__ float top_score(int r, const float (&s)[T::kBc / 2]) {
+  float top = -kInfinity;
+#pragma unroll
+  for (int n = 0; n < T::kBc / 8; ++n)
+    top = fmaxf(top, fmaxf(s[4 * n + 2 * r], s[4 * n + 2 * r + 1]));
+  return top;
+}
+
+/// The same, but at least 0: from there on floats are in the order of their bits, and of integers
+/// one instruction compares three.
+template <class T>
+__device__ __forceinline__ float top_score_above_zero(int r, const float (&s)[T::kBc / 2]) {
+  int top = 0;
+#pragma unroll
+  for (int n = 0; n < T::kBc / 8; ++n)
+    top = __vimax3_s32(top, accumulator_bits(s[4 * n + 2 * r]),
+                       accumulator_bits(s[4 * n + 2 * r + 1]));
+  return __int_as_float(top);
+}
+
 /// Takes a block of scores into (base, l), base being the maximum so far, and turns them into
-/// weights; `alpha` is what earlier sums are to be multiplied by. Returns whether a row's base moved.
+/// weights; `alpha` is what earlier sums are to be multiplied by. Returns whether a row's base may
+/// have moved.
 template <class T>
 __device__ __forceinline__ bool online_softmax(float c, float (&s)[T::kBc / 2], State<T>& state,
                                                float (&alpha)[2]) {
+  float top[2];
+  if (__all_sync(0xffffffffU, state.base[0] >= 0.0F && state.base[1] >= 0.0F)) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) top[r] = top_score_above_zero<T>(r, s);
+  } else {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) top[r] = top_score<T>(r, s);
+  }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float top = -kInfinity;
-#pragma unroll
-    for (int n = 0; n < T::kBc / 8; ++n)
-      top = fmaxf(top, fmaxf(s[4 * n + 2 * r], s[4 * n + 2 * r + 1]));
-    const float base = fmaxf(state.base[r], quad_max(top) * c);
+    const float base = fmaxf(state.base[r], quad_max(top[r]) * c);
     alpha[r] = exp2_fast(state.base[r] - shift_of(base));
     state.base[r] = base;
     state.l[r] = fmaf(state.l[r], alpha[r], to_weights<T>(c, shift_of(base), r, s));
   }
-  return __any_sync(0xffffffffU, alpha[0] != 1.0F || alpha[1] != 1.0F);
+  // Worth asking where O is large.
+  return T::kDimV <= 128 || __any_sync(0xffffffffU, alpha[0] != 1.0F || alpha[1] != 1.0F);
 }
 
 /// Weights of a block relative to the base of those before, whatever this block's maximum is.

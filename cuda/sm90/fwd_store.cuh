@@ -47,9 +47,9 @@ __device__ __forceinline__ RowEnds end_rows(const ForwardParams& params, const T
   // In base 2.
   float lse = shift_of(second ? state.base[1] : state.base[0]) + log2_fast(second ? l[1] : l[0]);
   if (p.has_sinks) {
-    const float sink =
-        empty ? -kInfinity
-              : kLog2e * static_cast<const float*>(params.common.operands.sinks)[place.head * p.sinks];
+    const float sink = empty ? -kInfinity
+                             : kLog2e * static_cast<const float*>(
+                                            params.common.operands.sinks)[place.head * p.sinks];
     const float top = fmaxf(lse, sink);
     const float keys = exp2_fast(lse - top);
     const float sum = keys + exp2_fast(sink - top);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a tile's number to its query rows and keys, for both roles of the Hopper kernel. All in 32
-// bits: registers are what the kernel is short of.
+// From a tile's number to its query rows and keys, for the roles of the Hopper kernel. Nearly all
+// in 32 bits: registers are what the kernel is short of.
 #pragma once
 
 #include <cstdint>

@@ -246,4 +246,29 @@ TEST_P(GpuHopperSoftmax, NanLosesItsTileAndEnds) {
   problem->expect_right(false);
 }
 
+/// The online softmax compares bits of scores where a row's maximum is above zero, scores
+/// elsewhere.
+TEST_P(GpuHopperSoftmax, MaximaMayLieBelowZeroAndCrossIt) {
+  struct Levels {
+    const char* name;
+    double first, last;  // of the first and of the last key, in nats
+  };
+  for (const Levels& levels : {Levels{"below zero", -300, -300}, Levels{"rising", 30, -90},
+                               Levels{"falling", -90, 30}, Levels{"about zero", -3, 3}}) {
+    const auto problem = with_lead(GetParam(), 0, {}, true);
+    onchip::Attention& a = problem->attention;
+    for (Index key = 0; key < kShape.keys; ++key) {
+      const double part = static_cast<double>(key) / static_cast<double>(kShape.keys - 1);
+      fixture::set_where(
+          a.k, [&](auto at) { return at[3] == 0 && at[1] == key; },
+          ((1 - part) * levels.first + part * levels.last) / 2);
+    }
+    for (const Softmax softmax : {Softmax::automatic, Softmax::safe}) {
+      a.options.softmax = softmax;
+      problem->run_with(device::call, Pass::forward);
+      problem->expect_right(false, levels.name);
+    }
+  }
+}
+
 }  // namespace

@@ -7,6 +7,7 @@
 #include <cuda_runtime_api.h>
 #include <vector_functions.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -83,6 +84,8 @@ inline int __any_sync(unsigned /*mask*/, int value) {
   });
 }
 
+inline int __all_sync(unsigned mask, int value) { return !__any_sync(mask, !value); }
+
 inline std::uint32_t __umulhi(std::uint32_t a, std::uint32_t b) {
   return static_cast<std::uint32_t>(std::uint64_t{a} * b >> 32);
 }
@@ -96,6 +99,9 @@ T atomicAdd(T* to, T value) {
   return old;
 }
 
+inline int __vimax3_s32(int a, int b, int c) { return std::max({a, b, c}); }
+inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
+inline float __int_as_float(int bits) { return std::bit_cast<float>(bits); }
 inline float __uint_as_float(std::uint32_t bits) { return std::bit_cast<float>(bits); }
 inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) {
   const float2 x = __half22float2(a), y = __half22float2(b), z = __half22float2(c);

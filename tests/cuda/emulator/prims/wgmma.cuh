@@ -16,6 +16,8 @@ void wgmma_wait() {
   emulator::wait_products(kPending);
 }
 
+inline int accumulator_bits(float x) { return __float_as_int(x); }
+
 /// Operands as hardware takes them: hopper.cpp reads their bits.
 inline std::uint64_t wgmma_operand(std::uint32_t address, std::uint32_t leading) {
   return (address >> 4 & 0x3fffU) | std::uint64_t{leading >> 4} << 16 |
