@@ -11,12 +11,14 @@
 #include <string_view>
 
 #include "onchip/threads.hpp"
+#include "options.hpp"
 
 namespace onchip::python {
 namespace {
 
 constexpr std::size_t kWorkspaceAlignment = 256;
 constexpr std::size_t kCachedPlans = 32;
+constexpr std::size_t kUsualArrays = 4;  // q, k, v and out
 
 /// What a field may hold, relative to q's dtype.
 enum class Role { query, like_q, statistics, bias, index };
@@ -59,29 +61,36 @@ const Field& field_named(const char* name) {
 
 DType statistics_of(DType q) { return q == DType::float64 ? DType::float64 : DType::float32; }
 
+bool dtype_fits(DType found, Role role, DType q) {
+  switch (role) {
+    case Role::query: return found != DType::int32 && found != DType::uint8;
+    case Role::like_q: return found == q;
+    case Role::statistics: return found == statistics_of(q);
+    case Role::bias: return found == q || found == statistics_of(q);
+    case Role::index: return found == DType::int32;
+  }
+  return false;
+}
+
+std::string fitting_dtypes(Role role, DType q) {
+  const std::string of_q = name_of(q), statistics = name_of(statistics_of(q));
+  const std::string beside = " beside a q of " + of_q;
+  switch (role) {
+    case Role::query: return "float64, float32, float16 or bfloat16";
+    case Role::like_q: return of_q + ", that of q";
+    case Role::statistics: return statistics + beside;
+    case Role::bias: return (of_q == statistics ? of_q : of_q + " or " + statistics) + beside;
+    case Role::index: return "int32";
+  }
+  return {};
+}
+
 void check_dtype(const Tensor& tensor, Role role, DType q) {
   const DType found = tensor.view.dtype;
-  const auto expect = [&](bool right, const std::string& expected) {
-    if (right) return;
-    throw nb::type_error(
-        (tensor.name + ": dtype " + name_of(found) + ", expected " + expected).c_str());
-  };
-  const DType statistics = statistics_of(q);
-  const std::string beside = std::string(" beside a q of ") + name_of(q);
-  switch (role) {
-    case Role::query:
-      expect(found != DType::int32 && found != DType::uint8,
-             "float64, float32, float16 or bfloat16");
-      break;
-    case Role::like_q: expect(found == q, name_of(q) + std::string(", that of q")); break;
-    case Role::statistics: expect(found == statistics, name_of(statistics) + beside); break;
-    case Role::bias:
-      expect(found == q || found == statistics,
-             q == statistics ? name_of(q) + beside
-                             : std::string(name_of(q)) + " or " + name_of(statistics) + beside);
-      break;
-    case Role::index: expect(found == DType::int32, "int32"); break;
-  }
+  if (dtype_fits(found, role, q)) return;
+  throw nb::type_error(
+      (tensor.name + ": dtype " + name_of(found) + ", expected " + fitting_dtypes(role, q))
+          .c_str());
 }
 
 bool same_layout(const TensorView& a, const TensorView& b) {
@@ -137,6 +146,9 @@ PlanCache& plan_cache() {
   return cache;
 }
 
+/// `bytes`, and what it takes to align them.
+std::size_t room_for(std::size_t bytes) { return bytes == 0 ? 0 : bytes + kWorkspaceAlignment - 1; }
+
 void* aligned(void* data) {
   const auto address = reinterpret_cast<std::uintptr_t>(data);
   return reinterpret_cast<void*>((address + kWorkspaceAlignment - 1) & ~(kWorkspaceAlignment - 1));
@@ -175,6 +187,7 @@ void Call::set(const char* name, const Tensor& tensor, bool write) {
   check_dtype(tensor, field.role, attention_.q.dtype);
   if (write) check_apart(tensor);
   attention_.*field.member = tensor.view;
+  given_.reserve(kUsualArrays);
   given_.push_back({field.name, tensor});
 }
 
@@ -195,8 +208,15 @@ std::size_t Call::prepare() {
   } catch (const Error& error) {
     rethrow(error);
   }
-  const std::size_t bytes = plan_->workspace_bytes();
-  return bytes == 0 ? 0 : bytes + kWorkspaceAlignment - 1;
+  return room_for(plan_->workspace_bytes());
+}
+
+bool Call::allocate(nb::handle exchange) {
+  if (!plan_) throw nb::value_error("allocate: prepare() comes first");
+  const auto room = static_cast<std::int64_t>(room_for(plan_->workspace_bytes()));
+  workspace_ = python::allocate("workspace", room, attention_.q.device, exchange);
+  if (workspace_->view.data == nullptr) workspace_.reset();
+  return workspace_.has_value();
 }
 
 Plan Call::plan_for(const std::optional<DeviceInfo>& device) const {
@@ -212,8 +232,9 @@ void Call::run(const Tensor* workspace, std::uintptr_t stream) {
   const std::size_t needed = plan_->workspace_bytes();
   void* memory = nullptr;
   if (needed > 0) {
-    const std::size_t room = needed + kWorkspaceAlignment - 1;
-    if (workspace == nullptr || static_cast<std::size_t>(workspace->view.shape[0]) < room) {
+    if (workspace == nullptr && workspace_) workspace = &*workspace_;
+    if (workspace == nullptr ||
+        static_cast<std::size_t>(workspace->view.shape[0]) < room_for(needed)) {
       throw nb::value_error("workspace: smaller than prepare() returned");
     }
     memory = aligned(workspace->view.data);
@@ -248,21 +269,25 @@ void bind_call(nb::module_& m) {
       .def(nb::init<bool>(), nb::arg("backward"))
       .def(
           "options",
-          [](Call& call, std::optional<double> scale, bool causal, std::int64_t left,
-             std::int64_t right, double softcap, double dropout_p, std::uint64_t seed,
-             std::uint64_t offset, bool deterministic, std::int32_t num_splits,
-             std::int64_t split_size, std::int64_t max_seqlen_q, std::int64_t max_seqlen_k,
-             bool safe_softmax) {
-            call.set_options({scale, causal, left, right, softcap, dropout_p, seed, offset,
-                              deterministic, num_splits, split_size, max_seqlen_q, max_seqlen_k,
-                              safe_softmax ? Softmax::safe : Softmax::automatic});
+          [](Call& call, nb::handle scale, nb::handle causal, nb::handle window, nb::handle softcap,
+             nb::handle dropout_p, nb::handle seed, nb::handle offset, nb::handle max_seqlen_q,
+             nb::handle max_seqlen_k, nb::handle softmax, bool deterministic,
+             std::int32_t num_splits, std::int64_t split_size) {
+            Options options = read_options({scale, causal, window, softcap, dropout_p, seed, offset,
+                                            max_seqlen_q, max_seqlen_k, softmax});
+            options.deterministic = deterministic;
+            options.num_splits = num_splits;
+            options.split_size = split_size;
+            call.set_options(options);
           },
-          nb::arg("scale").none(), nb::arg("causal"), nb::arg("left"), nb::arg("right"),
-          nb::arg("softcap"), nb::arg("dropout_p"), nb::arg("seed"), nb::arg("offset"),
-          nb::arg("deterministic"), nb::arg("num_splits"), nb::arg("split_size"),
-          nb::arg("max_seqlen_q"), nb::arg("max_seqlen_k"), nb::arg("safe_softmax"))
+          nb::arg("scale").none(), nb::arg("causal").none(), nb::arg("window").none(),
+          nb::arg("softcap").none(), nb::arg("dropout_p").none(), nb::arg("seed").none(),
+          nb::arg("offset").none(), nb::arg("max_seqlen_q").none(), nb::arg("max_seqlen_k").none(),
+          nb::arg("softmax").none(), nb::arg("deterministic"), nb::arg("num_splits"),
+          nb::arg("split_size"))
       .def("set", &Call::set, nb::arg("field"), nb::arg("tensor"), nb::arg("write") = false)
       .def("prepare", &Call::prepare)
+      .def("allocate", &Call::allocate, nb::arg("exchange"))
       .def("plan", &Call::plan_for, nb::arg("device").none() = nb::none())
       .def("run", &Call::run, nb::arg("workspace").none(), nb::arg("stream"));
 

@@ -27,10 +27,15 @@ class Call {
   /// (room to align it included).
   std::size_t prepare();
 
+  /// Takes the workspace from the library of `exchange`, the capsule of its C exchange API; false
+  /// where it has none to give.
+  bool allocate(nb::handle exchange);
+
   /// Plans for any device.
   [[nodiscard]] Plan plan_for(const std::optional<DeviceInfo>& device) const;
 
-  /// Computes, without the GIL. `workspace` is null or has the bytes that prepare() returned.
+  /// Computes, without the GIL. `workspace` has the bytes that prepare() returned; it is null where
+  /// these are 0 or allocate() took them.
   void run(const Tensor* workspace, std::uintptr_t stream);
 
  private:
@@ -46,6 +51,7 @@ class Call {
   Attention attention_;
   std::vector<Given> given_;
   std::optional<Plan> plan_;
+  std::optional<Tensor> workspace_;
 };
 
 void bind_call(nb::module_& m);

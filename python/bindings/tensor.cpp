@@ -164,9 +164,13 @@ void destroy_capsule(PyObject* capsule, const char* name) {
 }
 
 nb::tuple tuple_of(const std::array<std::int64_t, kMaxDims>& values, std::int32_t count) {
-  nb::list list;
-  for (std::int32_t i = 0; i < count; ++i) list.append(values[static_cast<std::size_t>(i)]);
-  return nb::tuple(list);
+  nb::tuple tuple = nb::steal<nb::tuple>(PyTuple_New(count));
+  if (!tuple.is_valid()) throw nb::python_error();
+  for (std::int32_t i = 0; i < count; ++i) {
+    nb::object value = nb::cast(values[static_cast<std::size_t>(i)]);
+    PyTuple_SetItem(tuple.ptr(), i, value.release().ptr());
+  }
+  return tuple;
 }
 
 }  // namespace
@@ -233,6 +237,33 @@ std::uintptr_t current_stream(nb::handle source, nb::handle exchange) {
   void* stream = nullptr;
   if (api.current_stream(device.type, device.index, &stream) != 0) throw nb::python_error();
   return reinterpret_cast<std::uintptr_t>(stream);
+}
+
+Tensor allocate(const char* name, std::int64_t bytes, onchip::Device device, nb::handle exchange) {
+  Tensor tensor;
+  tensor.name = name;
+  const std::int32_t type = device.type == DeviceType::cpu ? dlpack::kCpu : dlpack::kCuda;
+  dlpack::Tensor wanted{
+      nullptr, {type, device.index}, 1, dlpack_type(DType::uint8), &bytes, nullptr, 0};
+  dlpack::ManagedVersioned* made = nullptr;
+  const auto ignore = [](void*, const char*, const char*) {};
+  const dlpack::ExchangeApi& api = exchange_of(exchange);
+  {
+    const nb::gil_scoped_release release;
+    if (api.allocate(&wanted, &made, nullptr, ignore) != 0) return tensor;
+  }
+  PyObject* owner = PyCapsule_New(made, kVersionedName, [](PyObject* capsule) {
+    auto* managed =
+        static_cast<dlpack::ManagedVersioned*>(PyCapsule_GetPointer(capsule, kVersionedName));
+    managed->deleter(managed);
+  });
+  if (owner == nullptr) {
+    made->deleter(made);
+    throw nb::python_error();
+  }
+  tensor.owner = nb::steal(owner);
+  tensor.view = view_of(name, made->tensor, DType::uint8);
+  return tensor;
 }
 
 Tensor planned(const char* name, const std::vector<std::int64_t>& shape, DType dtype,

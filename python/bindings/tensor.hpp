@@ -45,6 +45,10 @@ Tensor take(const char* name, nb::handle source, nb::handle exchange, DType dtyp
 /// The CUDA stream that the library of `source` works on now.
 std::uintptr_t current_stream(nb::handle source, nb::handle exchange);
 
+/// That many bytes on `device` from the library of `exchange`, on its current stream; without a
+/// view where it has none to give.
+Tensor allocate(const char* name, std::int64_t bytes, onchip::Device device, nb::handle exchange);
+
 /// A tensor of that shape without memory, for planning.
 Tensor planned(const char* name, const std::vector<std::int64_t>& shape, DType dtype,
                onchip::Device device);

@@ -19,14 +19,13 @@ from typing import Any
 
 from onchip import _core
 from onchip._arrays import Operands
-from onchip._scalars import as_bool, as_float, as_int, as_seed, as_shape
+from onchip._scalars import as_bool, as_float, as_int, as_length, as_seed, as_shape
 from onchip._steps import (
     DENSE,
     PACKED,
     backward,
     first_part,
     forward,
-    length,
     parts,
     read_lengths,
     read_qkv,
@@ -320,7 +319,7 @@ def decode(
     set_options(
         call, scale, causal, window, softcap, dropout_p, seed, offset,
         num_splits=as_int("num_splits", num_splits, _INT32),
-        split_size=length("split_size", split_size, 1),
+        split_size=as_length("split_size", split_size, 1),
         softmax=softmax,
     )  # fmt: skip
     operands = Operands(call, "q", q)

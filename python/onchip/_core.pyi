@@ -57,23 +57,23 @@ class Call:
     def __init__(self, backward: bool) -> None: ...
     def options(
         self,
-        scale: float | None,
-        causal: bool,
-        left: int,
-        right: int,
-        softcap: float,
-        dropout_p: float,
-        seed: int,
-        offset: int,
+        scale: Any,
+        causal: Any,
+        window: Any,
+        softcap: Any,
+        dropout_p: Any,
+        seed: Any,
+        offset: Any,
+        max_seqlen_q: Any,
+        max_seqlen_k: Any,
+        softmax: Any,
         deterministic: bool,
         num_splits: int,
         split_size: int,
-        max_seqlen_q: int,
-        max_seqlen_k: int,
-        safe_softmax: bool,
     ) -> None: ...
     def set(self, field: str, tensor: Tensor, write: bool = False) -> None: ...
     def prepare(self) -> int: ...
+    def allocate(self, exchange: Any) -> bool: ...
     def plan(self, device: DeviceInfo | None = None) -> Plan: ...
     def run(self, workspace: Tensor | None, stream: int) -> None: ...
 

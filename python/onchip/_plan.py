@@ -8,8 +8,8 @@ from typing import Any
 
 from onchip import _core
 from onchip._core import IoModel, Plan
-from onchip._scalars import as_bool, as_choice, as_int, as_shape
-from onchip._steps import length, set_options, statistics
+from onchip._scalars import as_bool, as_choice, as_int, as_length, as_shape
+from onchip._steps import set_options, statistics
 
 _DTYPES = ("float64", "float32", "float16", "bfloat16")
 
@@ -81,7 +81,7 @@ def plan(
         call, scale, causal, window, softcap, dropout_p, 0, 0,
         deterministic=as_bool("deterministic", deterministic),
         num_splits=as_int("num_splits", num_splits, range(2**31)),
-        split_size=length("split_size", split_size),
+        split_size=as_length("split_size", split_size),
         max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, softmax=softmax,
     )  # fmt: skip
     inputs = {"q": q, "k": k, "v": v}

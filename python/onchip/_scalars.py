@@ -39,6 +39,11 @@ def as_int(name: str, x: Any, allowed: range = _INT64) -> int:
     return value
 
 
+def as_length(name: str, x: Any, least: int = 0) -> int:
+    """A hint or size; None: 0, not given."""
+    return 0 if x is None else as_int(name, x, range(least, 2**63))
+
+
 def as_float(name: str, x: Any) -> float:
     """A finite real number, NumPy's scalars included; no bool, string or array."""
     if type(x) is not float:

@@ -7,15 +7,10 @@ from typing import Any
 
 from onchip import _core
 from onchip._arrays import Operands
-from onchip._scalars import as_bool, as_choice, as_float, as_int, as_seed, as_window
+from onchip._scalars import as_bool
 
 DENSE = (4, "4 (batch, seqlen, heads, dim)")
 PACKED = (3, "3 (tokens, heads, dim)")
-
-
-def length(name: str, x: Any, least: int = 0) -> int:
-    """A hint or size; None: 0, not given."""
-    return 0 if x is None else as_int(name, x, range(least, 2**63))
 
 
 def set_options(
@@ -35,25 +30,11 @@ def set_options(
     max_seqlen_k: Any = None,
     softmax: Any = "auto",
 ) -> None:
-    left, right = as_window(window)
-    probability = as_float("dropout_p", dropout_p)
-    key, stream_offset = as_seed(seed, offset, probability)
+    """The core checks all of them but deterministic, num_splits and split_size."""
     call.options(
-        None if scale is None else as_float("scale", scale),
-        as_bool("causal", causal),
-        left,
-        right,
-        as_float("softcap", softcap),
-        probability,
-        key,
-        stream_offset,
-        deterministic,
-        num_splits,
-        split_size,
-        length("max_seqlen_q", max_seqlen_q),
-        length("max_seqlen_k", max_seqlen_k),
-        as_choice("softmax", softmax, ("auto", "safe")) == "safe",
-    )
+        scale, causal, window, softcap, dropout_p, seed, offset, max_seqlen_q, max_seqlen_k,
+        softmax, deterministic, num_splits, split_size,
+    )  # fmt: skip
 
 
 def read_qkv(
@@ -70,9 +51,10 @@ def read_qkv(
         operands.read("k", k, k_name),
         operands.read("v", v, v_name),
     )
+    count, described = axes
     for view in views:
-        if view.ndim != axes[0]:
-            raise ValueError(f"{view.name}: {view.ndim} axes, expected {axes[1]}")
+        if view.ndim != count:
+            raise ValueError(f"{view.name}: {view.ndim} axes, expected {described}")
     return views
 
 

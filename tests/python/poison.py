@@ -50,13 +50,17 @@ def poisoned_allocations() -> Iterator[None]:
         _arrays.Torch: _torch,
     }
     originals = {cls: cls.empty for cls in poisons}
+    torch: Any = _arrays.Torch
+    lend_workspace = torch.lend_workspace
     try:
+        torch.lend_workspace = _arrays.Family.lend_workspace  # so that workspaces come by `empty`
         for cls, poison in poisons.items():
             cls.empty = functools.partialmethod(_through, poison, originals[cls])
         yield
     finally:
         for cls, original in originals.items():
             cls.empty = original
+        torch.lend_workspace = lend_workspace
 
 
 def _through(family: Any, poison: Callable[..., Any], empty: Empty, *arguments: Any) -> Any:

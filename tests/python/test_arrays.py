@@ -232,6 +232,15 @@ def test_torch_oddities(x: Array) -> None:
         torch.vmap(mapped)(q[None])
 
 
+def test_torch_default_device(x: Array) -> None:
+    torch = pytest.importorskip("torch")
+    q = torch.from_numpy(x)
+    expected = onchip.attention(q, q, q)
+    with torch.device("meta"):
+        got = onchip.attention(q, q, q)
+    assert torch.equal(got, expected)
+
+
 def test_jax_rules(x: Array) -> None:
     jax = pytest.importorskip("jax")
     q = jax.numpy.asarray(x)

@@ -11,7 +11,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -28,6 +28,8 @@ _api.PyCapsule_GetName.restype = ctypes.c_char_p
 _api.PyCapsule_GetName.argtypes = [ctypes.py_object]
 _api.PyCapsule_GetPointer.restype = ctypes.c_void_p
 _api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+_api.PyCapsule_New.restype = ctypes.py_object
+_api.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
 
 class Loans:
@@ -42,8 +44,12 @@ class Loans:
         name = _api.PyCapsule_GetName(capsule)
         address = _api.PyCapsule_GetPointer(capsule, name)
         # DLManagedTensorVersioned and DLManagedTensor: where `deleter` lies.
-        offset = 16 if name == b"dltensor_versioned" else 56
-        slot = ctypes.c_void_p.from_address(address + offset)
+        self.count_by(address + (16 if name == b"dltensor_versioned" else 56))
+        return capsule
+
+    def count_by(self, deleter_at: int) -> None:
+        """Counts by the deleter that lies at that address."""
+        slot = ctypes.c_void_p.from_address(deleter_at)
         first = _DELETER(slot.value)
 
         def deleter(managed: int) -> None:
@@ -54,7 +60,6 @@ class Loans:
         self._kept.append(counting)
         slot.value = ctypes.cast(counting, ctypes.c_void_p).value
         self.lent += 1
-        return capsule
 
     def expect_returned(self, least: int) -> None:
         gc.collect()
@@ -219,6 +224,48 @@ def test_out_that_is_an_input_is_given_back(loans: Loans, lend: Lend) -> None:
     with pytest.raises(ValueError, match="shares memory"):
         onchip.attention(lend(x), lend(x), lend(x), out=lend(x))
     loans.expect_returned(4)
+
+
+class Exchange(ctypes.Structure):
+    """DLPack's C exchange API."""
+
+    Allocator: ClassVar[Any] = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)
+    _fields_: ClassVar[Any] = [
+        ("version", ctypes.c_uint32 * 2),
+        ("previous", ctypes.c_void_p),
+        ("allocate", Allocator),
+        ("others", ctypes.c_void_p * 4),
+    ]
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_workspace_of_torch(loans: Loans, monkeypatch: pytest.MonkeyPatch, refused: bool) -> None:
+    """The library's allocator lends it; where that refuses, the way through Python is taken."""
+    torch = pytest.importorskip("torch")
+    capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if capsule is None:
+        pytest.skip("this PyTorch has no C exchange API")
+    name = b"dlpack_exchange_api"
+    exchange = Exchange.from_address(_api.PyCapsule_GetPointer(capsule, name))
+    calls = []
+
+    @Exchange.Allocator
+    def allocate(prototype: int, made: int, context: int, set_error: int) -> int:
+        calls.append(made)
+        if refused:
+            return -1
+        status: int = exchange.allocate(prototype, made, context, set_error)
+        loans.count_by(ctypes.c_void_p.from_address(made).value + 16)
+        return status
+
+    counting = Exchange(exchange.version, exchange.previous, allocate, exchange.others)
+    q = torch.from_numpy(floats(2, 5, 2, 8))
+    expected = onchip.attention(q, q, q)
+    replaced = _api.PyCapsule_New(ctypes.addressof(counting), name, None)
+    monkeypatch.setattr(_arrays.family_of("q", q), "_exchange", replaced)
+    assert torch.equal(onchip.attention(q, q, q), expected)
+    assert len(calls) == 1
+    loans.expect_returned(0 if refused else 1)
 
 
 def test_jax_arrays_are_given_back() -> None:
