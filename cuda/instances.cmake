@@ -43,7 +43,7 @@ onchip_kernels(sm80_bwd_@dtype@_d256_small@full@ SOURCE sm80/bwd.cuh FUNCTION sm
 macro(onchip_hopper_forward name shape levers)
   set(onchip_hopper_d${name} "${shape}, false, ${levers}")
   onchip_kernels(sm90_fwd_@dtype@_d${name}@full@ SOURCE sm90/fwd.cuh FUNCTION sm90::forward_kernel
-    TRAITS "sm90::Forward<@Element@, ${shape}, @kFull@, ${levers}>" SPILLS 80 200)
+    TRAITS "sm90::Forward<@Element@, ${shape}, @kFull@, ${levers}>" SPILLS 80 280)
 endmacro()
 onchip_hopper_forward(64 "64, 64, 4, 64, 4" "false, false")
 onchip_hopper_forward(96 "96, 96, 2, 128, 3" "true, true")

@@ -17,6 +17,7 @@
 #include "prims/wgmma.cuh"
 #include "sm90/fwd_block.cuh"
 #include "sm90/fwd_feed.cuh"
+#include "sm90/fwd_options.cuh"
 #include "sm90/fwd_params.hpp"
 #include "sm90/fwd_softmax.cuh"
 #include "sm90/fwd_spans.hpp"
@@ -188,6 +189,13 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
       const int first = work.first_block;
       const Blocks blocks = barriers.blocks[tiles.at][group];
       const int last = blocks.last;
+      const auto round_weights = [&](int block) {
+        as_operands<T>(s, weights);
+        if constexpr (T::kFull) {
+          if (params.common.dropout_threshold > 0)
+            drop_weights<T>(params, tile, row, block * T::kBc, weights);
+        }
+      };
       const auto prepare_scores = [&](int block, bool hides) {
         if constexpr (T::kFull) apply_options<T>(params, tile, row, block * T::kBc, s);
         if (hides) mask_scores<T>(params, tile, row, block * T::kBc, s);
@@ -208,7 +216,7 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
       time.mark(Span::kOnline);
       online_softmax<T>(c, s, state, alpha);
       time.mark(Span::kPack);
-      as_operands<T>(s, weights);
+      round_weights(last);
       time.mark(Span::kPassed);
       // Others compute these blocks: their turns come and go.
       skip(work.end_block - 1 - last, values, barriers.v_full, barriers.v_empty, [&] {
@@ -252,21 +260,24 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
         time.mark(Span::kRescale);
         if (moved) rescale<T>(alpha, state);
         time.mark(Span::kPack);
-        as_operands<T>(s, weights);
+        round_weights(block);
       };
-      // Loops of their own for blocks that every row sees: the instructions of each lie together.
+      // Loops of their own for blocks that every row sees, whose instructions lie together. Options
+      // have too many for that.
       const int open_first = max(first, blocks.open_first);
       const int online_first = max(open_first, blocks.shifted_end);
       const int shifted_end = min(blocks.open_end, blocks.shifted_end);
       int block = last - 1;
 #pragma unroll 1
       while (block >= first) {
+        if constexpr (!T::kFull) {
 #pragma unroll 1
-        for (; block >= open_first && block < shifted_end; --block)
-          step(KindConstant<Kind::kShifted>{}, block);
+          for (; block >= open_first && block < shifted_end; --block)
+            step(KindConstant<Kind::kShifted>{}, block);
 #pragma unroll 1
-        for (; block >= online_first && block < blocks.open_end; --block)
-          step(KindConstant<Kind::kOnline>{}, block);
+          for (; block >= online_first && block < blocks.open_end; --block)
+            step(KindConstant<Kind::kOnline>{}, block);
+        }
         if (block >= first) step(KindConstant<Kind::kAny>{}, block--);
       }
       const int at = tiles.at;

@@ -27,7 +27,7 @@ struct Forward {
   using Timeline = NoTimeline;
   static constexpr int kDim = kDim_, kDimV = kDimV_;
   static constexpr int kGroups = kGroups_, kBc = kBc_, kStages = kStages_;
-  static constexpr bool kFull = kFull_;              // softcap or ALiBi
+  static constexpr bool kFull = kFull_;              // softcap, bias, ALiBi, dropout
   static constexpr bool kQRegisters = kQRegisters_;  // Q as A operands, read once a tile
   static constexpr bool kPingpong = kPingpong_;      // warpgroups take turns at the tensor cores
   static constexpr int kBr = 64 * kGroups;

@@ -71,39 +71,6 @@ __device__ __forceinline__ void mask_scores(const ForwardParams& params, const T
   }
 }
 
-/// Softcap and ALiBi; scores leave in base 2.
-template <class T>
-__device__ __forceinline__ void apply_options(const ForwardParams& params, const Tile& tile,
-                                              int row, int j0, float (&s)[T::kBc / 2]) {
-  const host::Problem& p = params.common.problem;
-  const auto scale = static_cast<float>(p.scale);
-  const auto cap = static_cast<float>(p.softcap);
-  if (cap > 0) {
-    const float inner = scale / cap;
-    for_each_score<T>(s, [&](float& x, int, int) { x = cap * tanhf(inner * x); });
-  }
-  const float outer = cap > 0 ? kLog2e : scale * kLog2e;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const RowPlace place(params, tile, row + 8 * r);
-    const auto diagonal =
-        static_cast<float>(place.position + tile.k_len - tile.q_len - j0 - 2 * (lane_id() % 4));
-    float slope = 0.0F;
-    if (p.has_alibi && place.counts) {
-      const auto* slopes = static_cast<const float*>(params.common.operands.alibi_slopes);
-      slope = kLog2e * slopes[tile.batch * p.alibi_batch + place.head * p.alibi_head];
-    }
-#pragma unroll
-    for (int n = 0; n < T::kBc / 8; ++n) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float& x = s[4 * n + 2 * r + e];
-        x = fmaf(x, outer, -slope * fabsf(diagonal - static_cast<float>(8 * n + e)));
-      }
-    }
-  }
-}
-
 /// Weights exp2(c s - base) in place of a row's scores; returns their sum.
 template <class T>
 __device__ __forceinline__ float to_weights(float c, float base, int r, float (&s)[T::kBc / 2]) {

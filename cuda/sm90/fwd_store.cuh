@@ -39,7 +39,7 @@ __device__ __forceinline__ RowEnds end_rows(const ForwardParams& params, const T
   for (int r = 0; r < 2; ++r) {
     l[r] = quad_sum(state.l[r]);
     ends.empty[r] = l[r] == 0.0F || !RowPlace(params, tile, row + 8 * r).counts;
-    ends.factor[r] = __fdividef(1.0F, l[r]);
+    ends.factor[r] = __fdividef(T::kFull ? params.common.kept_scale : 1.0F, l[r]);
   }
   const bool second = lane_id() % 2 != 0;
   const RowPlace place(params, tile, second ? row + 8 : row);

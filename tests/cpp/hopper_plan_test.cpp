@@ -50,6 +50,7 @@ TEST(HopperLacks, NothingForWhatTheKernelsCompute) {
   takes([](Problem&) {});
   takes([](Problem& p) { p.dtype = DType::float16; });
   takes([](Problem& p) { p.softcap = 3, p.has_alibi = p.has_sinks = true; });
+  takes([](Problem& p) { p.dropout_p = 0.1, p.bias_dtype = DType::float32; });
   takes([](Problem& p) { p.window_left = 5, p.window_right = 0; });
   takes([](Problem& p) { p.has_seqused_q = p.has_seqused_k = true; });
   takes([](Problem& p) { p.softmax = Softmax::safe; });
@@ -66,8 +67,6 @@ TEST(HopperLacks, SaysWhat) {
   says("a backward pass", [](Problem& p) { p.pass = Pass::backward; });
   says("float32", [](Problem& p) { p.dtype = DType::float32; });
   says("pages", [](Problem& p) { p.paged = true; });
-  says("dropout", [](Problem& p) { p.dropout_p = 0.1; });
-  says("bias", [](Problem& p) { p.bias_dtype = DType::float32; });
   for (const double scale : {0.0, -1.0}) {
     says("such a scale", [&](Problem& p) { p.scale = scale; });
   }

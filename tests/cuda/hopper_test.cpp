@@ -58,6 +58,9 @@ std::unique_ptr<Problem> small(DType dtype, const Width& width, bool full, Softm
   if (full) {
     a.options.softcap = 5;
     a.options.window_left = 90;
+    a.options.dropout_p = 0.25;
+    a.options.seed = 5;
+    a.bias = problem->add(dtype, {1, 1, 201, 277}, Layout::dense, rng);
     a.alibi_slopes = problem->add(DType::float32, {2}, Layout::dense, rng);
     fixture::fill_normal(a.alibi_slopes, rng, 0.1);
     a.sinks = problem->add(DType::float32, {2}, Layout::dense, rng);
@@ -67,9 +70,10 @@ std::unique_ptr<Problem> small(DType dtype, const Width& width, bool full, Softm
 }
 
 void move_to_device(onchip::Attention& a) {
-  for (const auto member : {&onchip::Attention::q, &onchip::Attention::k, &onchip::Attention::v,
-                            &onchip::Attention::alibi_slopes, &onchip::Attention::sinks,
-                            &onchip::Attention::out, &onchip::Attention::lse}) {
+  for (const auto member :
+       {&onchip::Attention::q, &onchip::Attention::k, &onchip::Attention::v,
+        &onchip::Attention::bias, &onchip::Attention::alibi_slopes, &onchip::Attention::sinks,
+        &onchip::Attention::out, &onchip::Attention::lse}) {
     (a.*member).device = {onchip::DeviceType::cuda, 0};
   }
 }

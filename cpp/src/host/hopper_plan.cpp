@@ -36,8 +36,6 @@ const char* hopper_lacks(const Problem& p) {
   if (p.pass != Pass::forward) return "a backward pass";
   if (size_of(p.dtype) != 2) return "float32";
   if (p.paged) return "pages";
-  if (p.dropout_p > 0) return "dropout";
-  if (p.bias_dtype != DType::none) return "bias";
   if (!(p.scale > 0)) return "such a scale";
   const std::int64_t batch_q = p.packed ? 1 : p.batch;
   const std::int64_t batch_k = p.has_cu_seqlens_k ? 1 : p.batch;

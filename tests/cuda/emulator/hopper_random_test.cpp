@@ -128,7 +128,29 @@ class Builder {
       a().alibi_slopes = problem_->add(DType::float32, {heads_}, Layout::dense, rng_);
       fixture::fill_normal(a().alibi_slopes, rng_, 0.1);
     }
+    if (chance(rng_, 0.2)) {
+      o.dropout_p = 0.3;
+      o.seed = rng_();
+      o.offset = rng_() % 1000;
+    }
+    if (chance(rng_, 0.25)) add_bias();
     if (chance(rng_, 0.3)) a().sinks = problem_->add(DType::float32, {heads_}, Layout::dense, rng_);
+  }
+
+  /// Of extents at random, packed ones with some rows and keys beyond them; some of it
+  /// -inf.
+  void add_bias() {
+    const Index rows = *std::max_element(rows_.begin(), rows_.end());
+    const Index keys = *std::max_element(keys_.begin(), keys_.end());
+    const auto extent = [&](Index whole) { return chance(rng_, 0.3) ? 1 : whole; };
+    a().bias = problem_->add(chance(rng_, 0.5) ? dtype_ : DType::float32,
+                             {extent(batch_), extent(heads_), extent(rows), extent(keys)},
+                             Layout::dense, rng_);
+    if (chance(rng_, 0.5)) {
+      fixture::set_where(
+          a().bias, [&](auto) { return chance(rng_, 0.2); },
+          -std::numeric_limits<double>::infinity());
+    }
   }
 
   /// One key that leads all others in every row of a few, by more than float32 holds or by less.
