@@ -248,6 +248,7 @@ Tensor allocate(const char* name, std::int64_t bytes, onchip::Device device, nb:
   dlpack::ManagedVersioned* made = nullptr;
   const auto ignore = [](void*, const char*, const char*) {};
   const dlpack::ExchangeApi& api = exchange_of(exchange);
+  if (api.allocate == nullptr) return tensor;
   {
     const nb::gil_scoped_release release;
     if (api.allocate(&wanted, &made, nullptr, ignore) != 0) return tensor;
