@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <mutex>
 #include <string_view>
@@ -191,6 +192,27 @@ void Call::set(const char* name, const Tensor& tensor, bool write) {
   given_.push_back({field.name, tensor});
 }
 
+void Call::set_qkv(const Tensor& q, const Tensor& k, const Tensor& v, std::int32_t axes,
+                   const char* described) {
+  set("q", q, false);
+  set("k", k, false);
+  set("v", v, false);
+  for (const Tensor* tensor : {&q, &k, &v}) {
+    if (tensor->view.ndim == axes) continue;
+    throw nb::value_error(
+        (tensor->name + ": " + std::to_string(tensor->view.ndim) + " axes, expected " + described)
+            .c_str());
+  }
+}
+
+nb::tuple Call::out_shape() const {
+  if (attention_.q.ndim == 0) throw nb::value_error("out_shape: set_qkv() comes first");
+  const auto last = static_cast<std::size_t>(attention_.q.ndim - 1);
+  std::array<std::int64_t, kMaxDims> shape = attention_.q.shape;
+  shape[last] = attention_.v.shape[last];
+  return tuple_of(shape, attention_.q.ndim);
+}
+
 /// Catches out=q. Outputs between the elements of an input (slices of one array) are fine.
 void Call::check_apart(const Tensor& written) const {
   if (written.view.data == nullptr) return;
@@ -286,6 +308,9 @@ void bind_call(nb::module_& m) {
           nb::arg("softmax").none(), nb::arg("deterministic"), nb::arg("num_splits"),
           nb::arg("split_size"))
       .def("set", &Call::set, nb::arg("field"), nb::arg("tensor"), nb::arg("write") = false)
+      .def("set_qkv", &Call::set_qkv, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("axes"),
+           nb::arg("described"))
+      .def("out_shape", &Call::out_shape)
       .def("prepare", &Call::prepare)
       .def("allocate", &Call::allocate, nb::arg("exchange"))
       .def("plan", &Call::plan_for, nb::arg("device").none() = nb::none())

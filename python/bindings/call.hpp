@@ -23,6 +23,13 @@ class Call {
   /// which is set first. With `write`, refuses memory that may not be written.
   void set(const char* field, const Tensor& tensor, bool write);
 
+  /// Makes them q, k and v, each of which has `axes` axes; `described` says so in words.
+  void set_qkv(const Tensor& q, const Tensor& k, const Tensor& v, std::int32_t axes,
+               const char* described);
+
+  /// That of q, with v's last extent.
+  [[nodiscard]] nb::tuple out_shape() const;
+
   /// Plans for the device of q, out of a small cache, and returns the bytes of workspace needed
   /// (room to align it included).
   std::size_t prepare();

@@ -163,6 +163,8 @@ void destroy_capsule(PyObject* capsule, const char* name) {
   return_lent(static_cast<Managed*>(PyCapsule_GetPointer(capsule, name)));
 }
 
+}  // namespace
+
 nb::tuple tuple_of(const std::array<std::int64_t, kMaxDims>& values, std::int32_t count) {
   nb::tuple tuple = nb::steal<nb::tuple>(PyTuple_New(count));
   if (!tuple.is_valid()) throw nb::python_error();
@@ -172,8 +174,6 @@ nb::tuple tuple_of(const std::array<std::int64_t, kMaxDims>& values, std::int32_
   }
   return tuple;
 }
-
-}  // namespace
 
 Buffer::Buffer(std::vector<std::int64_t> shape, DType dtype) {
   if (shape.size() > static_cast<std::size_t>(kMaxDims))

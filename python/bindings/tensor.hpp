@@ -4,6 +4,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -55,6 +56,9 @@ Tensor planned(const char* name, const std::vector<std::int64_t>& shape, DType d
 
 /// The parts of a stacked tensor along its first axis.
 std::vector<Tensor> split(const Tensor& stacked);
+
+/// The first `count` of them.
+nb::tuple tuple_of(const std::array<std::int64_t, kMaxDims>& values, std::int32_t count);
 
 /// The type of that name; TypeError naming `name` where there is none.
 DType dtype_named(const char* name, const char* dtype);

@@ -46,16 +46,12 @@ def read_qkv(
     k_name: str = "k",
     v_name: str = "v",
 ) -> tuple[_core.Tensor, _core.Tensor, _core.Tensor]:
-    views = (
-        operands.read("q", q),
-        operands.read("k", k, k_name),
-        operands.read("v", v, v_name),
-    )
-    count, described = axes
-    for view in views:
-        if view.ndim != count:
-            raise ValueError(f"{view.name}: {view.ndim} axes, expected {described}")
-    return views
+    # One by one: what has a name outlives an exception, and no deleter runs in the midst of it.
+    q_view = operands.take("q", q)
+    k_view = operands.take(k_name, k)
+    v_view = operands.take(v_name, v)
+    operands.call.set_qkv(q_view, k_view, v_view, *axes)
+    return q_view, k_view, v_view
 
 
 def read_lengths(
@@ -83,12 +79,12 @@ def read_score_terms(operands: Operands, bias: Any, alibi_slopes: Any, sinks: An
 
 def forward(operands: Operands, views: tuple[_core.Tensor, ...], out: Any, return_lse: Any) -> Any:
     want_lse = as_bool("return_lse", return_lse)
-    q, _, v = views
+    q = views[0]
     made = lse = None
     if out is not None:
         operands.write("out", out)
     else:
-        made = operands.create("out", (*q.shape[:-1], v.shape[-1]), q.dtype)
+        made = operands.create("out", operands.call.out_shape(), q.dtype)
     if want_lse:
         *batch, rows, heads, _ = q.shape
         lse = operands.create("lse", (*batch, heads, rows), statistics(q.dtype))
