@@ -45,11 +45,12 @@ macro(onchip_hopper_forward name shape levers)
   onchip_kernels(sm90_fwd_@dtype@_d${name}@full@ SOURCE sm90/fwd.cuh FUNCTION sm90::forward_kernel
     TRAITS "sm90::Forward<@Element@, ${shape}, @kFull@, ${levers}>" SPILLS 80 280)
 endmacro()
+onchip_hopper_forward(64_long "64, 64, 3, 128, 3" "false, false")
 onchip_hopper_forward(64 "64, 64, 4, 64, 4" "false, false")
-onchip_hopper_forward(96 "96, 96, 2, 128, 3" "true, true")
-onchip_hopper_forward(128 "128, 128, 2, 128, 3" "true, true")
-onchip_hopper_forward(192_128 "192, 128, 2, 128, 2" "false, true")
-onchip_hopper_forward(192 "192, 192, 2, 96, 2" "false, true")
+onchip_hopper_forward(96 "96, 96, 2, 128, 3" "true, false")
+onchip_hopper_forward(128 "128, 128, 2, 128, 3" "true, false")
+onchip_hopper_forward(192_128 "192, 128, 2, 128, 2" "false, false")
+onchip_hopper_forward(192 "192, 192, 2, 64, 3" "false, false")
 onchip_hopper_forward(256 "256, 256, 2, 64, 2" "false, false")
 
 # Around it, by query tile: dQ in one order (deterministic), and dbias. Every option is in them. At

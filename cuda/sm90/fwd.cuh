@@ -163,8 +163,7 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
     const int number = barriers.work[tiles.at].number;
     if (number == Work::kEnd) return;
     if (number == Work::kPause) {
-      __syncwarp();  // until every lane has read it
-      warp_arrive(barriers.tile_empty[tiles.at]);
+      barrier_arrive(shared_address(barriers.tile_empty + tiles.at));
       tiles.step();
       continue;
     }
@@ -313,9 +312,11 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
       time.mark(Span::kRelease);
       // Outputs were where Q comes next: behind a pause, as soon as the tile is given back.
       if constexpr (T::kQRegisters) async_fence();
-      __syncwarp();  // until every lane has read the work
-      warp_arrive(barriers.tile_empty[at]);
-      if constexpr (T::kQRegisters) release_queries(more);
+      barrier_arrive(shared_address(barriers.tile_empty + at));
+      if constexpr (T::kQRegisters) {
+        __syncwarp();  // until every lane has stored
+        release_queries(more);
+      }
     } while (more);
     if (T::kNextUnderStore) wgmma_wait<0>();
   }

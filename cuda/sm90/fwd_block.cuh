@@ -56,7 +56,8 @@ struct Forward {
   static_assert(kSharedBytes <= kMostBytes);
 };
 
-/// Barriers of a block: `full` ones count bytes, `empty` ones warps that are done reading.
+/// Barriers of a block: `full` ones count bytes, `empty` ones warps that are done reading. Those of
+/// tiles count threads, each for what it has itself written or read.
 template <class T>
 struct Barriers {
   std::uint64_t q_full[T::kQStages], q_empty[T::kQStages];
@@ -74,8 +75,8 @@ struct Barriers {
       barrier_init(shared_address(&q_empty[i]), kWarps);
     }
     for (int i = 0; i < T::kTilesAhead; ++i) {
-      barrier_init(shared_address(&tile_full[i]), 1);
-      barrier_init(shared_address(&tile_empty[i]), kWarps);
+      barrier_init(shared_address(&tile_full[i]), 32);
+      barrier_init(shared_address(&tile_empty[i]), 32 * kWarps);
       lost[i] = 0;
     }
     for (int i = 0; i < T::kStages; ++i) {

@@ -94,8 +94,7 @@ __device__ __forceinline__ void schedule_tiles(const ForwardParams& params, Barr
     if (lane_id() == 0) tile.out = first_row(params.common.problem.out, tile);
     if (lane_id() == 1) tile.lse = first_row(params.common.problem.lse, tile);
     barriers.lost[tiles.at] = 0;
-    __syncwarp();
-    if (lane_id() == 0) barrier_arrive(shared_address(barriers.tile_full + tiles.at));
+    barrier_arrive(shared_address(barriers.tile_full + tiles.at));
     if (number == Work::kEnd) return;
     tiles.step();
   }

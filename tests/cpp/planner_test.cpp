@@ -34,7 +34,7 @@ TEST(Tiles, EveryRowIsTakenForSomeProblemOnSomeDevice) {
       const DeviceInfo& d = device(name);
       if (d.compute_capability != 90 && row.family == kSm90) continue;
       taken |= find_tile(row.family, {row.pass, row.element_bytes, row.dim, row.dim_v, row.masks,
-                                      d.on_chip_bytes}) == &row;
+                                      d.on_chip_bytes, row.keys}) == &row;
     }
     EXPECT_TRUE(taken) << row.family << " d" << row.dim << row.suffix;
   }
@@ -44,7 +44,7 @@ TEST(Tiles, EveryRowIsTakenForSomeProblemOnSomeDevice) {
 TEST(Tiles, SharedMemoryIsTheSumOfTheBuffers) {
   const auto bytes = [](std::int32_t family, Pass pass, std::int64_t element, std::int64_t dim,
                         std::int64_t dim_v, MaskClass masks, std::int64_t budget) {
-    return on_chip_bytes(*find_tile(family, {pass, element, dim, dim_v, masks, budget}));
+    return on_chip_bytes(*find_tile(family, {pass, element, dim, dim_v, masks, budget, 0}));
   };
   const auto sm90 = [&](Pass pass, std::int64_t dim, std::int64_t dim_v, MaskClass masks) {
     return bytes(kSm90, pass, 2, dim, dim_v, masks, 232448) - 1024;
@@ -82,6 +82,19 @@ TEST(Planner, PicksTheFamilyByDevice) {
   own.family = 85;
   EXPECT_THROW(make_plan(p, own), Error);
   EXPECT_EQ(make_plan(p, some_cpu()).backend, "cpu");
+}
+
+TEST(Planner, PicksTheTileByLength) {
+  const auto kernel = [](std::int64_t keys, bool packed, std::int64_t dim = 64) {
+    Problem p = dense(1, 16, 16, keys, keys, dim);
+    p.packed = p.has_cu_seqlens_k = packed;
+    return make_plan(p, hopper()).kernel;
+  };
+  EXPECT_EQ(kernel(8191, false), "sm90_fwd_bfloat16_d64");
+  EXPECT_EQ(kernel(8192, false), "sm90_fwd_bfloat16_d64_long");
+  EXPECT_EQ(kernel(8192, false, 128), "sm90_fwd_bfloat16_d128");
+  // How long packed sequences are depends on the batch, which a row's bits must not.
+  EXPECT_EQ(kernel(8192, true), "sm90_fwd_bfloat16_d64");
 }
 
 TEST(Planner, NamesTheInstanceThatTheOptionsNeed) {

@@ -25,13 +25,17 @@ constexpr std::array kTypes{DType::bfloat16, DType::float16};
 
 struct Width {
   Index dim, dim_v;
+  Index keys = 277;  // of `small`
 };
 constexpr std::array kWidths{Width{64, 64},   Width{96, 96},   Width{128, 128},
                              Width{192, 128}, Width{192, 192}, Width{256, 256}};
+// And those for long sequences.
+constexpr std::array kInstances{kWidths[0], kWidths[1], kWidths[2],         kWidths[3],
+                                kWidths[4], kWidths[5], Width{64, 64, 8205}};
 
 std::string name_of(DType dtype, const Width& width) {
   return std::string(onchip::name_of(dtype)) + "_d" + std::to_string(width.dim) + "_" +
-         std::to_string(width.dim_v);
+         std::to_string(width.dim_v) + (width.keys > 277 ? "_long" : "");
 }
 
 struct Shape {
@@ -51,7 +55,8 @@ std::unique_ptr<Problem> dense(DType dtype, const Width& width, const Shape& s) 
 /// Several tiles, the last ones cut short; a full instance has options.
 std::unique_ptr<Problem> small(DType dtype, const Width& width, bool full, Softmax softmax) {
   Rng rng(8);
-  auto problem = dense(dtype, width, {1, 201, 277, 2, 1});
+  const Index heads = width.keys > 277 ? 1 : 2;
+  auto problem = dense(dtype, width, {1, 201, width.keys, heads, 1});
   onchip::Attention& a = problem->attention;
   a.options.causal = !full;
   a.options.softmax = softmax;
@@ -60,10 +65,10 @@ std::unique_ptr<Problem> small(DType dtype, const Width& width, bool full, Softm
     a.options.window_left = 90;
     a.options.dropout_p = 0.25;
     a.options.seed = 5;
-    a.bias = problem->add(dtype, {1, 1, 201, 277}, Layout::dense, rng);
-    a.alibi_slopes = problem->add(DType::float32, {2}, Layout::dense, rng);
+    a.bias = problem->add(dtype, {1, 1, 201, width.keys}, Layout::dense, rng);
+    a.alibi_slopes = problem->add(DType::float32, {heads}, Layout::dense, rng);
     fixture::fill_normal(a.alibi_slopes, rng, 0.1);
-    a.sinks = problem->add(DType::float32, {2}, Layout::dense, rng);
+    a.sinks = problem->add(DType::float32, {heads}, Layout::dense, rng);
   }
   problem->add_results(false, Layout::dense, rng);
   return problem;
@@ -82,7 +87,7 @@ void move_to_device(onchip::Attention& a) {
 TEST(HopperInstances, AreAllTested) {
   std::set<std::string> tested;
   for (const DType dtype : kTypes) {
-    for (const Width& width : kWidths) {
+    for (const Width& width : kInstances) {
       for (const bool full : {false, true}) {
         onchip::Attention a = small(dtype, width, full, Softmax::automatic)->attention;
         move_to_device(a);
@@ -126,7 +131,7 @@ TEST_P(GpuHopperInstances, AreRight) {
 
 INSTANTIATE_TEST_SUITE_P(Gpu, GpuHopperInstances,
                          ::testing::Combine(::testing::ValuesIn(kTypes),
-                                            ::testing::ValuesIn(kWidths)),
+                                            ::testing::ValuesIn(kInstances)),
                          [](const auto& info) {
                            return name_of(std::get<DType>(info.param), std::get<Width>(info.param));
                          });

@@ -39,7 +39,7 @@ def test_rows_are_the_fastest_by_length() -> None:
     found = tune.cells(LINES)
     assert found[0]["median"] == pytest.approx(1e-4)
     rows = tune.rows(found)
-    tile = 'TileRow{{"sm90", kFwd, 2, 128, 128, {}, 128, 96, 2, 12, 0, 0, 0, 0, "{}"}},'
+    tile = 'TileRow{{kSm90, kFwd, 2, 128, 128, {}, 128, 96, 2, 12, 0, 0, 0, 0, "{}"}},'
     assert [text.partition("  //")[0] for text in rows] == [
         tile.format("kCausal", "_t1"), tile.format("kCausal", ""), tile.format("kDense", "")
     ]  # fmt: skip

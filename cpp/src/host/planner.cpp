@@ -26,8 +26,15 @@ MaskClass mask_class(const Problem& p) {
   return p.window_right == 0 ? MaskClass::causal : MaskClass::dense;
 }
 
+/// Of packed sequences no length is asked for: it would let a row's bits depend on its neighbours.
 TileQuery tile_query(const Problem& p, const DeviceInfo& device) {
-  return {p.pass, size_of(p.dtype), p.dim, p.dim_v, mask_class(p), device.on_chip_bytes};
+  return {p.pass,
+          size_of(p.dtype),
+          p.dim,
+          p.dim_v,
+          mask_class(p),
+          device.on_chip_bytes,
+          p.has_cu_seqlens_k ? 0 : p.seqlen_k};
 }
 
 void check_gpu(const Problem& p, const DeviceInfo& device) {

@@ -36,6 +36,7 @@ struct TileRow {
   std::string_view suffix;  // tells instances with equal dtype and head dims apart
   std::int32_t q_stages = 1;  // forward: buffers of Q
   std::int32_t out = 0;       // forward: 2 KiB for the outputs of each warp that computes
+  std::int64_t keys = 0;      // fewest keys of a sequence that it is for
 };
 
 inline constexpr Pass kFwd = Pass::forward;
@@ -49,11 +50,12 @@ inline constexpr MaskClass kAny = MaskClass::local;
 // clang-format off
 inline constexpr std::array kTiles = {
     // family pass bytes D   Dv   masks    Br   Bc  stages warps P  dO dS dQ suffix
+    TileRow{kSm90, kFwd, 2, 64, 64, kAny, 192, 128, 3, 16, 0, 0, 0, 0, "_long", 2, 1, 8192},
     TileRow{kSm90, kFwd, 2, 64, 64, kAny, 256, 64, 4, 20, 0, 0, 0, 0, "", 2, 1},
     TileRow{kSm90, kFwd, 2, 96, 96, kAny, 128, 128, 3, 12, 0, 0, 0, 0, ""},
     TileRow{kSm90, kFwd, 2, 128, 128, kAny, 128, 128, 3, 12, 0, 0, 0, 0, ""},
     TileRow{kSm90, kFwd, 2, 192, 128, kAny, 128, 128, 2, 12, 0, 0, 0, 0, "", 1, 1},
-    TileRow{kSm90, kFwd, 2, 192, 192, kAny, 128, 96, 2, 12, 0, 0, 0, 0, "", 1, 1},
+    TileRow{kSm90, kFwd, 2, 192, 192, kAny, 128, 64, 3, 12, 0, 0, 0, 0, "", 1, 1},
     TileRow{kSm90, kFwd, 2, 256, 256, kAny, 128, 64, 2, 12, 0, 0, 0, 0, "", 1, 1},
 
     TileRow{kSm80, kFwd, 2, 64, 64, kAny, 128, 128, 2, 4, 0, 0, 0, 0, ""},
@@ -118,6 +120,7 @@ struct TileQuery {
   std::int64_t element_bytes = 0, dim = 0, dim_v = 0;
   MaskClass masks = MaskClass::dense;
   std::int64_t budget = 0;  // shared memory of one block
+  std::int64_t keys = 0;    // of the longest sequence, as far as rows may depend on it
 };
 
 /// The first row of `family` that serves the query, or null.
@@ -125,7 +128,7 @@ constexpr const TileRow* find_tile(std::int32_t family, const TileQuery& query) 
   for (const TileRow& row : kTiles) {
     if (row.family == family && row.pass == query.pass &&
         row.element_bytes == query.element_bytes && query.dim <= row.dim &&
-        query.dim_v <= row.dim_v && query.masks <= row.masks &&
+        query.dim_v <= row.dim_v && query.masks <= row.masks && query.keys >= row.keys &&
         on_chip_bytes(row) <= query.budget) {
       return &row;
     }

@@ -50,7 +50,7 @@ def row(cell: dict[str, Any]) -> str:
     """A row of kTiles in cpp/src/host/tiles.hpp."""
     mask = "kCausal" if cell["causal"] else "kDense"
     fields = [
-        '"sm90"', "kFwd", 2, cell["dim"], cell["dim_v"], mask, cell["tile_q"], cell["tile_k"],
+        "kSm90", "kFwd", 2, cell["dim"], cell["dim_v"], mask, cell["tile_q"], cell["tile_k"],
         cell["stages"], cell["warps"], 0, 0, 0, 0, f'"{suffix(cell["kernel"])}"',
     ]  # fmt: skip
     return "TileRow{" + ", ".join(str(field) for field in fields) + "},"
