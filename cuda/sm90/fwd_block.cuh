@@ -76,7 +76,7 @@ struct Barriers {
     }
     for (int i = 0; i < T::kTilesAhead; ++i) {
       barrier_init(shared_address(&tile_full[i]), 32);
-      barrier_init(shared_address(&tile_empty[i]), 32 * kWarps);
+      barrier_init(shared_address(&tile_empty[i]), 32 * kWarps + 1);  // and the copying thread
       lost[i] = 0;
     }
     for (int i = 0; i < T::kStages; ++i) {

@@ -170,6 +170,7 @@ __device__ __forceinline__ void copy_tiles(const ForwardParams& params, Barriers
         load_v(work.tile, block);
       }
     }
+    barrier_arrive(shared_address(barriers.tile_empty + tiles.at));
     tiles.step();
   }
 }
