@@ -16,6 +16,7 @@ namespace onchip::cuda {
 namespace {
 
 constexpr std::int64_t kPanel = 64;  // columns of a box: rows of 128 bytes, which is the swizzle
+constexpr std::int64_t kGroupRows = 64;  // of a warpgroup
 
 /// cuTensorMapEncodeTiled of the driver, which is not linked.
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
@@ -73,13 +74,13 @@ CUtensorMap make_map(const host::Problem& p, const void* data,
 }
 
 /// (D, heads of a group, rows, KV heads, batch).
-CUtensorMap query_map(const host::KernelParams& params, std::int64_t tile_q, std::int32_t shift) {
+CUtensorMap query_map(const host::KernelParams& params, std::int32_t shift) {
   const host::Problem& p = params.problem;
   const std::int64_t group = p.heads_q / p.heads_kv;
   return make_map<5>(p, params.operands.q,
                      {{{p.dim, 1, kPanel},
                        {group, p.q.head, std::int64_t{1} << shift},
-                       {p.packed ? p.total_q : p.seqlen_q, p.q.row, tile_q >> shift},
+                       {p.packed ? p.total_q : p.seqlen_q, p.q.row, kGroupRows >> shift},
                        {p.heads_kv, p.q.head * group, 1},
                        {p.packed ? 1 : p.batch, p.q.batch, 1}}});
 }
@@ -103,7 +104,7 @@ void launch_hopper_forward(const Kernel& kernel, const PlanInfo& info,
   arguments.common = params;
   arguments.safe = p.softmax == Softmax::safe ? 1 : 0;
   arguments.pack_shift = host::hopper_pack_shift(p, info.tile_q);
-  arguments.q = query_map(params, info.tile_q, arguments.pack_shift);
+  arguments.q = query_map(params, arguments.pack_shift);
   arguments.k = key_map(p, params.operands.k, p.dim, p.k, info.tile_k);
   arguments.v = key_map(p, params.operands.v, p.dim_v, p.v, info.tile_k);
   if (params.next_tile != nullptr) {

@@ -137,7 +137,8 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
   // Q of the tile before the next may be written over. `now` and the lane make one predicate: with
   // a branch of its own, ptxas keeps the rings out of the uniform registers.
   const auto release_queries = [&](bool now) {
-    std::uint64_t& empty = barriers.q_empty[T::kQRegisters ? 0 : queries.at ^ (T::kQStages - 1)];
+    std::uint64_t& empty =
+        barriers.q_empty[group][T::kQRegisters ? 0 : queries.at ^ (T::kQStages - 1)];
     if (lane_id() == 0 && now) barrier_arrive(shared_address(&empty));
   };
   QueryOperands<T> operands;
@@ -145,7 +146,7 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
     const Work& work = barriers.work[tiles.at];
     const int unseen = work.end_block - 1 - barriers.blocks[tiles.at][group].last;
     skip(unseen, keys, barriers.k_full, barriers.k_empty, [] {});
-    queries.wait_full(barriers.q_full);
+    queries.wait_full(barriers.q_full[group]);
     q = shared.q + queries.at * T::kQBytes + group * (64 * 128);
     queries.step();
     if constexpr (T::kQRegisters) operands.load(q);

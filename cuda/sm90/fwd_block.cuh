@@ -38,7 +38,7 @@ struct Forward {
   static constexpr int kRegisters = kGroups == 2 ? 232 : kGroups == 3 ? 160 : 112;
   static constexpr int kOtherRegisters = kGroups == 2 ? 40 : 32;
   static_assert(kGroups * kRegisters + kOtherRegisters <= 65536 / kThreads / 8 * 8 * (kGroups + 1));
-  static constexpr int kQBytes = kPanels * kBr * 128;
+  static constexpr int kQBytes = kPanels * kBr * 128;  // a warpgroup's rows come by themselves
   static constexpr int kKBytes = kPanels * kBc * 128;
   static constexpr int kVBytes = kPanelsV * kBc * 128;
   static constexpr int kTilesAhead = 3;  // handed out: one is stored, one computed, one copied
@@ -60,7 +60,7 @@ struct Forward {
 /// tiles count threads, each for what it has itself written or read.
 template <class T>
 struct Barriers {
-  std::uint64_t q_full[T::kQStages], q_empty[T::kQStages];
+  std::uint64_t q_full[T::kGroups][T::kQStages], q_empty[T::kGroups][T::kQStages];
   std::uint64_t tile_full[T::kTilesAhead], tile_empty[T::kTilesAhead];
   std::uint64_t due;  // counts tiles of which few blocks are still to be copied
   std::uint64_t k_full[T::kStages], k_empty[T::kStages], v_full[T::kStages], v_empty[T::kStages];
@@ -70,9 +70,11 @@ struct Barriers {
 
   __device__ __forceinline__ void init() {
     constexpr int kWarps = 4 * T::kGroups;  // that compute
-    for (int i = 0; i < T::kQStages; ++i) {
-      barrier_init(shared_address(&q_full[i]), 1);
-      barrier_init(shared_address(&q_empty[i]), kWarps);
+    for (int group = 0; group < T::kGroups; ++group) {
+      for (int i = 0; i < T::kQStages; ++i) {
+        barrier_init(shared_address(&q_full[group][i]), 1);
+        barrier_init(shared_address(&q_empty[group][i]), 4);
+      }
     }
     for (int i = 0; i < T::kTilesAhead; ++i) {
       barrier_init(shared_address(&tile_full[i]), 32);

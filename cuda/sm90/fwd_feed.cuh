@@ -136,17 +136,22 @@ __device__ __forceinline__ void copy_tiles(const ForwardParams& params, Barriers
     values.step();
   };
   const auto load_q = [&](const Tile& tile) {
-    time.mark(Span::kRoom);
-    queries.wait_empty(barriers.q_empty);
-    time.mark(Span::kCopyQ);
+    constexpr int kRows = 64;
     const std::uint32_t to = shared.q + queries.at * T::kQBytes;
-    const std::uint32_t full = shared_address(barriers.q_full + queries.at);
-    barrier_expect(full, T::kQBytes);
     const int head = tile.head - tile.kv_head * static_cast<int>(params.common.divisors.group.by);
 #pragma unroll
-    for (int panel = 0; panel < T::kPanels; ++panel) {
-      tma_load(to + panel * (T::kBr * 128), params.q, full, panel * 64, head,
-               tile.q_start + tile.first, tile.kv_head, p.packed ? 0 : tile.batch);
+    for (int group = 0; group < T::kGroups; ++group) {
+      time.mark(Span::kRoom);
+      queries.wait_empty(barriers.q_empty[group]);
+      time.mark(Span::kCopyQ);
+      const std::uint32_t full = shared_address(barriers.q_full[group] + queries.at);
+      const int first = tile.first + (group * kRows >> params.pack_shift);
+      barrier_expect(full, T::kPanels * kRows * 128);
+#pragma unroll
+      for (int panel = 0; panel < T::kPanels; ++panel) {
+        tma_load(to + panel * (T::kBr * 128) + group * (kRows * 128), params.q, full, panel * 64,
+                 head, tile.q_start + first, tile.kv_head, p.packed ? 0 : tile.batch);
+      }
     }
     queries.step();
   };
