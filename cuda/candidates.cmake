@@ -9,8 +9,6 @@ macro(onchip_hopper_candidate name shape levers)
 endmacro()
 
 # Other numbers of warpgroups, blocks of keys of another size, turns or none.
-onchip_hopper_candidate(64_t3x128 "64, 64, 3, 128, 3" "false, false")
-onchip_hopper_candidate(64_t4x64 "64, 64, 4, 64, 4" "false, false")
 onchip_hopper_candidate(96_t_turns "96, 96, 2, 128, 3" "true, true")
 onchip_hopper_candidate(128_t_turns "128, 128, 2, 128, 3" "true, true")
 onchip_hopper_candidate(128_t2x64 "128, 128, 2, 64, 6" "true, false")

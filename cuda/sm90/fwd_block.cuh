@@ -54,6 +54,9 @@ struct Forward {
   static constexpr bool kNextUnderStore = kQRegisters || kQStages == 2;
   static constexpr int kSharedBytes = 1024 + kQStages * kQBytes + kStageBytes + kStagingBytes;
   static_assert(kSharedBytes <= kMostBytes);
+  // The blocks that a warpgroup passes over before its first one are in the ring at once.
+  static_assert((kGroups - 1) * 64 <= kBc * kStages);
+  static_assert(!kFull || kBc % 32 == 0);  // drop_weights
 };
 
 /// Barriers of a block: `full` ones count bytes, `empty` ones warps that are done reading. Those of

@@ -67,7 +67,7 @@ TEST(HopperLacks, SaysWhat) {
   says("a backward pass", [](Problem& p) { p.pass = Pass::backward; });
   says("float32", [](Problem& p) { p.dtype = DType::float32; });
   says("pages", [](Problem& p) { p.paged = true; });
-  for (const double scale : {0.0, -1.0}) {
+  for (const double scale : {0.0, -1.0, 1e-50}) {
     says("such a scale", [&](Problem& p) { p.scale = scale; });
   }
 }

@@ -85,16 +85,16 @@ TEST(Planner, PicksTheFamilyByDevice) {
 }
 
 TEST(Planner, PicksTheTileByLength) {
-  const auto kernel = [](std::int64_t keys, bool packed, std::int64_t dim = 64) {
-    Problem p = dense(1, 16, 16, keys, keys, dim);
-    p.packed = p.has_cu_seqlens_k = packed;
-    return make_plan(p, hopper()).kernel;
-  };
-  EXPECT_EQ(kernel(8191, false), "sm90_fwd_bfloat16_d64");
-  EXPECT_EQ(kernel(8192, false), "sm90_fwd_bfloat16_d64_long");
-  EXPECT_EQ(kernel(8192, false, 128), "sm90_fwd_bfloat16_d128");
-  // How long packed sequences are depends on the batch, which a row's bits must not.
-  EXPECT_EQ(kernel(8192, true), "sm90_fwd_bfloat16_d64");
+  const auto kernel = [](const Problem& p) { return make_plan(p, hopper()).kernel; };
+  EXPECT_EQ(kernel(dense(1, 16, 16, 8191, 8191, 64)), "sm90_fwd_bfloat16_d64");
+  EXPECT_EQ(kernel(dense(1, 16, 16, 8192, 8192, 64)), "sm90_fwd_bfloat16_d64_long");
+  EXPECT_EQ(kernel(dense(1, 16, 16, 8192, 8192, 128)), "sm90_fwd_bfloat16_d128");
+  // How long the others of a batch are is no matter to a row's bits.
+  Problem p = dense(1, 16, 16, 8192, 8192, 64);
+  p.has_seqused_k = true;
+  EXPECT_EQ(kernel(p), "sm90_fwd_bfloat16_d64");
+  p.has_seqused_k = false, p.packed = p.has_cu_seqlens_k = true;
+  EXPECT_EQ(kernel(p), "sm90_fwd_bfloat16_d64");
 }
 
 TEST(Planner, NamesTheInstanceThatTheOptionsNeed) {

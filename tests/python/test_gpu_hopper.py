@@ -94,12 +94,24 @@ def test_slopes_and_sinks(width: tuple[int, int], given: str, kind: Kind) -> Non
     expect_case(case, kind)
 
 
-# Around the edges of every tile: 64, 128, 192 rows and 64, 80, 96, 128, 160, 176 keys.
+# Around the edges of every tile: 128 and 256 rows of 64 each, 64 and 128 keys.
+@pytest.mark.parametrize("width", [(64, 64), (128, 128), (256, 256)], ids=str)
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("rows", [1, 63, 64, 65, 127, 128, 129, 192, 193, 385])
-def test_lengths_around_a_tile(rows: int, causal: bool, kind: Kind) -> None:
-    for keys in (1, 63, 80, 81, 96, 128, 129, 177, 384):
-        expect_case(dense(np.random.default_rng(rows), rows, keys, causal=causal), kind)
+@pytest.mark.parametrize("rows", [1, 63, 64, 65, 127, 128, 129, 193, 255, 256, 257])
+def test_lengths_around_a_tile(rows: int, causal: bool, width: tuple[int, int], kind: Kind) -> None:
+    for keys in (1, 63, 64, 65, 128, 129, 257, 384):
+        expect_case(dense(np.random.default_rng(rows), rows, keys, width, causal=causal), kind)
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (8, 1), (64, 1)], ids=str)
+@pytest.mark.parametrize("rows", [1, 3, 5, 64, 191, 192, 193])
+@pytest.mark.parametrize("causal", [False, True])
+def test_many_keys(rows: int, heads: tuple[int, int], causal: bool, kind: Kind) -> None:
+    """From 8192 keys on D 64 has a tile of its own, of 192 rows."""
+    if rows * heads[0] > 1000:
+        rows = max(rows // 16, 1)
+    case = dense(np.random.default_rng(rows), rows, 8200, (64, 64), heads, causal=causal)
+    expect_case(case, kind)
 
 
 @pytest.mark.parametrize("heads", [(1, 1), (3, 3), (6, 2), (8, 2), (16, 1), (64, 1), (66, 1)])

@@ -36,7 +36,7 @@ const char* hopper_lacks(const Problem& p) {
   if (p.pass != Pass::forward) return "a backward pass";
   if (size_of(p.dtype) != 2) return "float32";
   if (p.paged) return "pages";
-  if (!(p.scale > 0)) return "such a scale";
+  if (!(static_cast<float>(p.scale) > 0)) return "such a scale";
   const std::int64_t batch_q = p.packed ? 1 : p.batch;
   const std::int64_t batch_k = p.has_cu_seqlens_k ? 1 : p.batch;
   const std::int64_t queries = p.packed ? p.total_q : p.seqlen_q;

@@ -37,7 +37,7 @@ struct KernelParams {
   Operands operands;
 
   std::int64_t blocks = 0;            // of the grid
-  std::int64_t tiles_per_head = 0;    // query (or key) tiles of one head; packed: unused
+  std::int64_t tiles_per_head = 0;    // query (or key) tiles of one head, at most
   std::int64_t heads_in_section = 1;  // heads whose K and V share the L2 cache: scheduled together
   Divisors divisors;                  // set with them
   std::int64_t num_splits = 1, split_size = 0;

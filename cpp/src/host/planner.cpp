@@ -26,7 +26,8 @@ MaskClass mask_class(const Problem& p) {
   return p.window_right == 0 ? MaskClass::causal : MaskClass::dense;
 }
 
-/// Of packed sequences no length is asked for: it would let a row's bits depend on its neighbours.
+/// Where the sequences of a batch may differ in length, none is asked for: it would let a row's
+/// bits depend on its neighbours.
 TileQuery tile_query(const Problem& p, const DeviceInfo& device) {
   return {p.pass,
           size_of(p.dtype),
@@ -34,7 +35,7 @@ TileQuery tile_query(const Problem& p, const DeviceInfo& device) {
           p.dim_v,
           mask_class(p),
           device.on_chip_bytes,
-          p.has_cu_seqlens_k ? 0 : p.seqlen_k};
+          p.has_cu_seqlens_k || p.has_seqused_k ? 0 : p.seqlen_k};
 }
 
 void check_gpu(const Problem& p, const DeviceInfo& device) {

@@ -44,9 +44,17 @@ class Builder {
   std::unique_ptr<Problem> build() {
     batch_ = uniform(rng_, 1, packed_ ? 4 : 2);
     heads_kv_ = uniform(rng_, 1, 2);
-    heads_ = heads_kv_ * uniform(rng_, 1, 4);
-    rows_ = lengths(300);
+    constexpr std::array<Index, 7> kGroups{1, 2, 3, 4, 8, 16, 64};
+    const Index group = kGroups[rng_() % kGroups.size()];
+    heads_ = heads_kv_ * group;
+    rows_ = lengths(group > 4 ? 20 : 300);
     keys_ = lengths(450);
+    if (!packed_ && chance(rng_, 0.1)) {  // another tile at D 64
+      batch_ = heads_kv_ = 1, heads_ = group > 4 ? 4 : group;
+      rows_.resize(1);
+      keys_.assign(1, static_cast<std::int32_t>(uniform(rng_, 8192, 8400)));
+      long_ = true;
+    }
     add_tensors();
     rows_used_ = add_lengths(rows_, a().cu_seqlens_q, a().seqused_q);
     keys_used_ = add_lengths(keys_, a().cu_seqlens_k, a().seqused_k);
@@ -98,7 +106,7 @@ class Builder {
   void add_tensors() {
     constexpr std::array<std::pair<Index, Index>, 6> kDims{
         {{64, 64}, {96, 96}, {128, 128}, {192, 128}, {192, 192}, {256, 256}}};
-    auto [dim, dim_v] = kDims[rng_() % kDims.size()];
+    auto [dim, dim_v] = kDims[long_ ? 0 : rng_() % kDims.size()];
     if (chance(rng_, 0.3)) dim -= 8 * uniform(rng_, 0, 3);
     if (chance(rng_, 0.3)) dim_v -= 8 * uniform(rng_, 0, 7);
     a().q = add(rows_, heads_, dim);
@@ -190,6 +198,7 @@ class Builder {
 
   DType dtype_;
   bool packed_;
+  bool long_ = false;
   Rng& rng_;
   Index batch_ = 0, heads_ = 0, heads_kv_ = 0;
   Lengths rows_, keys_, rows_used_, keys_used_;
