@@ -49,12 +49,13 @@ std::vector<const Kernel*> kernels_for(const Dims& dims) {
 void print(const Cell& cell, const Contender& x, const onchip::Plan& chosen) {
   std::printf(
       "{\"dim\": %lld, \"dim_v\": %lld, \"causal\": %s, \"seqlen\": %lld, \"kernel\": \"%s\", "
-      "\"planned\": %s, \"tile_q\": %d, \"tile_k\": %d, \"stages\": %d, \"warps\": %d, "
-      "\"error\": %g, \"seconds\": [",
+      "\"planned\": %s, \"tile_q\": %d, \"tile_k\": %d, \"buffers\": [%d, %d, %d], "
+      "\"warps\": %d, \"error\": %g, \"seconds\": [",
       static_cast<long long>(cell.dims.q), static_cast<long long>(cell.dims.v),
       cell.causal ? "true" : "false", static_cast<long long>(cell.length), x.kernel->name,
       chosen.info().kernel == x.kernel->name ? "true" : "false", x.kernel->tile_q, x.kernel->tile_k,
-      x.kernel->stages, x.kernel->threads / 32, x.error);
+      x.kernel->buffers.q, x.kernel->buffers.k, x.kernel->buffers.v, x.kernel->threads / 32,
+      x.error);
   for (std::size_t n = 0; n < x.samples.size(); ++n)
     std::printf("%s%.7g", n == 0 ? "" : ", ", x.samples[n]);
   std::printf("]}\n");

@@ -8,14 +8,15 @@ macro(onchip_hopper_candidate name shape levers)
     SHARED Traits::kSharedBytes SPILLS 2000)
 endmacro()
 
-# Other numbers of warpgroups, blocks of keys of another size, turns or none.
-onchip_hopper_candidate(96_t_turns "96, 96, 2, 128, 3" "true, true")
-onchip_hopper_candidate(128_t_turns "128, 128, 2, 128, 3" "true, true")
-onchip_hopper_candidate(128_t2x64 "128, 128, 2, 64, 6" "true, false")
-onchip_hopper_candidate(128_t2x96 "128, 128, 2, 96, 4" "true, false")
-onchip_hopper_candidate(192_t2x96 "192, 192, 2, 96, 2" "false, false")
-onchip_hopper_candidate(192_128_t2x64 "192, 128, 2, 64, 3" "false, false")
-onchip_hopper_candidate(256_t_turns "256, 256, 2, 64, 2" "false, true")
+# Other numbers of warpgroups and buffers, blocks of keys of another size, turns or none.
+onchip_hopper_candidate(96_t_no_turns "96, 96, 2, 128, 2, 3" "true, false")
+onchip_hopper_candidate(128_t_no_turns "128, 128, 2, 128, 2, 3" "true, false")
+onchip_hopper_candidate(128_t2x128 "128, 128, 2, 128, 2, 2" "true, true")
+onchip_hopper_candidate(128_t2x96 "128, 128, 2, 96, 3, 3" "true, true")
+onchip_hopper_candidate(192_t_turns "192, 192, 2, 64, 3, 3" "false, true")
+onchip_hopper_candidate(192_128_t_turns "192, 128, 2, 128, 2, 2" "false, true")
+onchip_hopper_candidate(192_128_t2x64 "192, 128, 2, 64, 3, 3" "false, false")
+onchip_hopper_candidate(256_t_turns "256, 256, 2, 64, 2, 2" "false, true")
 
 # Instances with marks of the time, for onchip_timeline; onchip_tune leaves them out.
 foreach(dim IN ITEMS 64 128 256)

@@ -38,20 +38,20 @@ onchip_kernels(sm80_bwd_@dtype@_d256_single@full@ SOURCE sm80/bwd.cuh FUNCTION s
 onchip_kernels(sm80_bwd_@dtype@_d256_small@full@ SOURCE sm80/bwd.cuh FUNCTION sm80::backward_kernel
   TRAITS "sm80::Backward<@Element@, 256, 32, 32, 2, 2, @kFull@, 1, 1, 1, 1>" SPILLS 0 32)
 
-# Hopper: Forward<Element, D, Dv, warpgroups, Bc, stages, full, Q in registers, turns>. What
-# is spilled belongs to the warp that hands out tiles, and in full variants to options.
+# Hopper: Forward<Element, D, Dv, warpgroups, Bc, buffers of K, of V, full, Q in registers,
+# turns>. What is spilled belongs to the warp that hands out tiles, and in full variants to options.
 macro(onchip_hopper_forward name shape levers)
   set(onchip_hopper_d${name} "${shape}, false, ${levers}")
   onchip_kernels(sm90_fwd_@dtype@_d${name}@full@ SOURCE sm90/fwd.cuh FUNCTION sm90::forward_kernel
     TRAITS "sm90::Forward<@Element@, ${shape}, @kFull@, ${levers}>" SPILLS 80 280)
 endmacro()
-onchip_hopper_forward(64_long "64, 64, 3, 128, 3" "false, false")
-onchip_hopper_forward(64 "64, 64, 4, 64, 4" "false, false")
-onchip_hopper_forward(96 "96, 96, 2, 128, 3" "true, false")
-onchip_hopper_forward(128 "128, 128, 2, 128, 3" "true, false")
-onchip_hopper_forward(192_128 "192, 128, 2, 128, 2" "false, false")
-onchip_hopper_forward(192 "192, 192, 2, 64, 3" "false, false")
-onchip_hopper_forward(256 "256, 256, 2, 64, 2" "false, false")
+onchip_hopper_forward(64_long "64, 64, 3, 128, 3, 3" "false, false")
+onchip_hopper_forward(64 "64, 64, 4, 64, 4, 4" "false, false")
+onchip_hopper_forward(96 "96, 96, 2, 128, 2, 3" "true, true")
+onchip_hopper_forward(128 "128, 128, 2, 128, 2, 3" "true, true")
+onchip_hopper_forward(192_128 "192, 128, 2, 128, 2, 2" "false, false")
+onchip_hopper_forward(192 "192, 192, 2, 64, 3, 3" "false, false")
+onchip_hopper_forward(256 "256, 256, 2, 64, 2, 2" "false, false")
 
 # Around it, by query tile: dQ in one order (deterministic), and dbias. Every option is in them. At
 # 256 dQ takes half of the registers.

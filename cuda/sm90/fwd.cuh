@@ -123,7 +123,7 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
   Ring<T::kTilesAhead> tiles;
   Ring<T::kQStages> queries;
   Ring<T::kStages> keys;
-  Ring<T::kStages> values;
+  Ring<T::kStagesV> values;
   const auto key_tile = [&] { return shared.k + keys.at * T::kKBytes; };
   const auto value_tile = [&] { return shared.v + values.at * T::kVBytes; };
   const auto release_keys = [&] {
@@ -149,7 +149,11 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
     queries.wait_full(barriers.q_full[group]);
     q = shared.q + queries.at * T::kQBytes + group * (64 * 128);
     queries.step();
-    if constexpr (T::kQRegisters) operands.load(q);
+    if constexpr (T::kQRegisters) {
+      operands.load(q);
+      __syncwarp();  // until every lane has read
+      release_queries(true);
+    }
   };
   // 16 rows of 128 bytes of this warp's.
   const std::uint32_t staging = shared.staging + static_cast<std::uint32_t>(warp_row) * 128;
@@ -170,10 +174,6 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
     }
     time.mark(Span::kQueries);
     take_queries();
-    if constexpr (T::kQRegisters) {
-      __syncwarp();
-      release_queries(true);
-    }
     time.mark(Span::kKeys);
     keys.wait_full(barriers.k_full);
     time.mark(Span::kTurn);
@@ -311,13 +311,7 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
       const bool lost = blocks.shifted_end > first && zero != 0.0F;
       if (__any_sync(0xffffffffU, lost) && lane_id() == 0) barriers.lost[at] = 1;
       time.mark(Span::kRelease);
-      // Outputs were where Q comes next: behind a pause, as soon as the tile is given back.
-      if constexpr (T::kQRegisters) async_fence();
       barrier_arrive(shared_address(barriers.tile_empty + at));
-      if constexpr (T::kQRegisters) {
-        __syncwarp();  // until every lane has stored
-        release_queries(more);
-      }
     } while (more);
     if (T::kNextUnderStore) wgmma_wait<0>();
   }
@@ -332,7 +326,7 @@ __global__ __launch_bounds__(T::kThreads,
   shared.q = (shared_address(dynamic) + 1023U) & ~1023U;
   shared.k = shared.q + T::kQStages * T::kQBytes;
   shared.v = shared.k + T::kStages * T::kKBytes;
-  shared.staging = T::kQRegisters ? shared.q : shared.v + T::kStages * T::kVBytes;
+  shared.staging = shared.v + T::kStagesV * T::kVBytes;
   if (threadIdx.x == 0) {
     for (const CUtensorMap* map : {&params.k, &params.q, &params.v}) tma_prefetch(*map);
     barriers.init();

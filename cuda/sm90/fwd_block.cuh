@@ -20,13 +20,14 @@ struct NoTimeline {
 };
 
 /// One instance: kGroups warpgroups compute, one copies.
-template <class Element_, int kDim_, int kDimV_, int kGroups_, int kBc_, int kStages_, bool kFull_,
-          bool kQRegisters_, bool kPingpong_>
+template <class Element_, int kDim_, int kDimV_, int kGroups_, int kBc_, int kStages_, int kStagesV_,
+          bool kFull_, bool kQRegisters_, bool kPingpong_>
 struct Forward {
   using Element = Element_;
   using Timeline = NoTimeline;
   static constexpr int kDim = kDim_, kDimV = kDimV_;
-  static constexpr int kGroups = kGroups_, kBc = kBc_, kStages = kStages_;
+  static constexpr int kGroups = kGroups_, kBc = kBc_;
+  static constexpr int kStages = kStages_, kStagesV = kStagesV_;  // buffers of K, of V
   static constexpr bool kFull = kFull_;              // softcap, bias, ALiBi, dropout
   static constexpr bool kQRegisters = kQRegisters_;  // Q as A operands, read once a tile
   static constexpr bool kPingpong = kPingpong_;      // warpgroups take turns at the tensor cores
@@ -43,10 +44,9 @@ struct Forward {
   static constexpr int kVBytes = kPanelsV * kBc * 128;
   static constexpr int kTilesAhead = 3;  // handed out: one is stored, one computed, one copied
   static constexpr int kDueBlocks = 2;   // of a tile, still to be copied when the next one is due
-  static constexpr int kStageBytes = kStages * (kKBytes + kVBytes);
+  static constexpr int kStageBytes = kStages * kKBytes + kStagesV * kVBytes;
   static constexpr int kMostBytes = 226 * 1024;  // of a block's 227 KiB, some are for barriers
-  // Where outputs pass on their way to memory, 2 KiB a warp: where Q was if that is in registers.
-  static constexpr int kStagingBytes = kQRegisters ? 0 : kGroups * 4 * 2048;
+  static constexpr int kStagingBytes = kGroups * 4 * 2048;  // outputs on their way to memory
   // Two buffers for Q where it stays in shared memory and there is room: the next one is early.
   static constexpr int kQStages =
       !kQRegisters && 1024 + 2 * kQBytes + kStageBytes + kStagingBytes <= kMostBytes ? 2 : 1;
@@ -55,7 +55,7 @@ struct Forward {
   static constexpr int kSharedBytes = 1024 + kQStages * kQBytes + kStageBytes + kStagingBytes;
   static_assert(kSharedBytes <= kMostBytes);
   // The blocks that a warpgroup passes over before its first one are in the ring at once.
-  static_assert((kGroups - 1) * 64 <= kBc * kStages);
+  static_assert((kGroups - 1) * 64 <= kBc * (kStages < kStagesV ? kStages : kStagesV));
   static_assert(!kFull || kBc % 32 == 0);  // drop_weights
 };
 
@@ -66,7 +66,8 @@ struct Barriers {
   std::uint64_t q_full[T::kGroups][T::kQStages], q_empty[T::kGroups][T::kQStages];
   std::uint64_t tile_full[T::kTilesAhead], tile_empty[T::kTilesAhead];
   std::uint64_t due;  // counts tiles of which few blocks are still to be copied
-  std::uint64_t k_full[T::kStages], k_empty[T::kStages], v_full[T::kStages], v_empty[T::kStages];
+  std::uint64_t k_full[T::kStages], k_empty[T::kStages];
+  std::uint64_t v_full[T::kStagesV], v_empty[T::kStagesV];
   Work work[T::kTilesAhead];
   Blocks blocks[T::kTilesAhead][T::kGroups];  // of each warpgroup's rows
   std::uint32_t lost[T::kTilesAhead];         // whether this tile is to be computed again, safely
@@ -87,6 +88,8 @@ struct Barriers {
     for (int i = 0; i < T::kStages; ++i) {
       barrier_init(shared_address(&k_full[i]), 1);
       barrier_init(shared_address(&k_empty[i]), kWarps);
+    }
+    for (int i = 0; i < T::kStagesV; ++i) {
       barrier_init(shared_address(&v_full[i]), 1);
       barrier_init(shared_address(&v_empty[i]), kWarps);
     }

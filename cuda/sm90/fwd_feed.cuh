@@ -66,14 +66,6 @@ __device__ __forceinline__ void schedule_tiles(const ForwardParams& params, Barr
     time.mark(Span::kFind);
     const bool again = barriers.lost[tiles.at] != 0;
     int number = 0;
-    if (again && pauses > 0) {
-      // Outputs of the tile before the pause may still be where Q comes next.
-      Ring<T::kTilesAhead> others = tiles;
-      for (int i = 1; i < T::kTilesAhead; ++i) {
-        others.step();
-        others.wait_empty(barriers.tile_empty);
-      }
-    }
     if (!again) {
       Work work = find_work<T>(params, rank);
       if (work.number < 0 && pauses == T::kTilesAhead - 1) work.number = Work::kEnd;
@@ -108,7 +100,7 @@ __device__ __forceinline__ void copy_tiles(const ForwardParams& params, Barriers
   Ring<T::kTilesAhead> tiles;
   Ring<T::kQStages> queries;
   Ring<T::kStages> keys;
-  Ring<T::kStages> values;
+  Ring<T::kStagesV> values;
   typename T::Timeline time(T::kGroups);
   const auto load_keys = [&](const CUtensorMap& map, std::uint32_t to, std::uint32_t full,
                              int panels, const Tile& tile, int block) {

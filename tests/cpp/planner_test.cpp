@@ -84,13 +84,16 @@ TEST(Planner, PicksTheFamilyByDevice) {
   EXPECT_EQ(make_plan(p, some_cpu()).backend, "cpu");
 }
 
-TEST(Planner, PicksTheTileByLength) {
+TEST(Planner, PicksTheTileByLengthAndMask) {
   const auto kernel = [](const Problem& p) { return make_plan(p, hopper()).kernel; };
   EXPECT_EQ(kernel(dense(1, 16, 16, 8191, 8191, 64)), "sm90_fwd_bfloat16_d64");
   EXPECT_EQ(kernel(dense(1, 16, 16, 8192, 8192, 64)), "sm90_fwd_bfloat16_d64_long");
   EXPECT_EQ(kernel(dense(1, 16, 16, 8192, 8192, 128)), "sm90_fwd_bfloat16_d128");
-  // How long the others of a batch are is no matter to a row's bits.
   Problem p = dense(1, 16, 16, 8192, 8192, 64);
+  p.window_right = 0;
+  EXPECT_EQ(kernel(p), "sm90_fwd_bfloat16_d64");
+  p.window_right = -1;
+  // How long the others of a batch are is no matter to a row's bits.
   p.has_seqused_k = true;
   EXPECT_EQ(kernel(p), "sm90_fwd_bfloat16_d64");
   p.has_seqused_k = false, p.packed = p.has_cu_seqlens_k = true;

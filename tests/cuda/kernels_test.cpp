@@ -40,6 +40,10 @@ TEST(Kernels, AreThoseOfThePlannersTable) {
           if (single) continue;
           EXPECT_EQ(kernel.tile_q, row.tile_q) << name;
           EXPECT_EQ(kernel.tile_k, row.tile_k) << name;
+          if (row.family != host::kSm90) continue;
+          EXPECT_EQ(kernel.buffers.k, row.stages) << name;
+          EXPECT_EQ(kernel.buffers.v, row.v_stages > 0 ? row.v_stages : row.stages) << name;
+          EXPECT_EQ(kernel.buffers.q, row.q_stages) << name;
         }
         EXPECT_EQ(found, single && row.pass == Pass::backward ? 2 : 1) << name;
         EXPECT_EQ(shared, host::on_chip_bytes(row)) << name;

@@ -21,7 +21,7 @@ def line(seqlen: int, suffix: str, microseconds: float, **changes: Any) -> str:
     cell = {
         "dim": 128, "dim_v": 128, "causal": True, "seqlen": seqlen,
         "kernel": f"sm90_fwd_bfloat16_d128{suffix}", "planned": suffix == "", "tile_q": 128,
-        "tile_k": 96, "stages": 2, "warps": 12, "error": 0.001,
+        "tile_k": 96, "buffers": [1, 2, 3], "warps": 12, "error": 0.001,
         "seconds": [microseconds * 1e-6 * x for x in (1.0, 0.9, 3.0)],
     }  # fmt: skip
     return json.dumps({**cell, **changes})
@@ -39,9 +39,10 @@ def test_rows_are_the_fastest_by_length() -> None:
     found = tune.cells(LINES)
     assert found[0]["median"] == pytest.approx(1e-4)
     rows = tune.rows(found)
-    tile = 'TileRow{{kSm90, kFwd, 2, 128, 128, {}, 128, 96, 2, 12, 0, 0, 0, 0, "{}"}},'
+    tile = 'TileRow{{kSm90, kFwd, 2, 128, 128, {}, 128, 96, 2, 12, 0, 0, 0, 0, "{}", 1, 1, {}, 3}},'
     assert [text.partition("  //")[0] for text in rows] == [
-        tile.format("kCausal", "_t1"), tile.format("kCausal", ""), tile.format("kDense", "")
+        tile.format("kCausal", "_t1", 0), tile.format("kCausal", "", 2048),
+        tile.format("kDense", "", 0),
     ]  # fmt: skip
     assert rows[0].endswith("s 512 to 1024: 1.179x what is planned")
     assert rows[1].endswith("s 2048 to 2048: 1.000x what is planned")

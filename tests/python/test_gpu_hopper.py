@@ -107,7 +107,7 @@ def test_lengths_around_a_tile(rows: int, causal: bool, width: tuple[int, int], 
 @pytest.mark.parametrize("rows", [1, 3, 5, 64, 191, 192, 193])
 @pytest.mark.parametrize("causal", [False, True])
 def test_many_keys(rows: int, heads: tuple[int, int], causal: bool, kind: Kind) -> None:
-    """From 8192 keys on D 64 has a tile of its own, of 192 rows."""
+    """From 8192 keys on D 64 without a mask has a tile of its own, of 192 rows."""
     if rows * heads[0] > 1000:
         rows = max(rows // 16, 1)
     case = dense(np.random.default_rng(rows), rows, 8200, (64, 64), heads, causal=causal)

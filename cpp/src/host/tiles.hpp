@@ -37,6 +37,7 @@ struct TileRow {
   std::int32_t q_stages = 1;  // forward: buffers of Q
   std::int32_t out = 0;       // forward: 2 KiB for the outputs of each warp that computes
   std::int64_t keys = 0;      // fewest keys of a sequence that it is for
+  std::int32_t v_stages = 0;  // forward: buffers of V where there are not as many as of K
 };
 
 inline constexpr Pass kFwd = Pass::forward;
@@ -50,10 +51,10 @@ inline constexpr MaskClass kAny = MaskClass::local;
 // clang-format off
 inline constexpr std::array kTiles = {
     // family pass bytes D   Dv   masks    Br   Bc  stages warps P  dO dS dQ suffix
-    TileRow{kSm90, kFwd, 2, 64, 64, kAny, 192, 128, 3, 16, 0, 0, 0, 0, "_long", 2, 1, 8192},
+    TileRow{kSm90, kFwd, 2, 64, 64, kDense, 192, 128, 3, 16, 0, 0, 0, 0, "_long", 2, 1, 8192},
     TileRow{kSm90, kFwd, 2, 64, 64, kAny, 256, 64, 4, 20, 0, 0, 0, 0, "", 2, 1},
-    TileRow{kSm90, kFwd, 2, 96, 96, kAny, 128, 128, 3, 12, 0, 0, 0, 0, ""},
-    TileRow{kSm90, kFwd, 2, 128, 128, kAny, 128, 128, 3, 12, 0, 0, 0, 0, ""},
+    TileRow{kSm90, kFwd, 2, 96, 96, kAny, 128, 128, 2, 12, 0, 0, 0, 0, "", 1, 1, 0, 3},
+    TileRow{kSm90, kFwd, 2, 128, 128, kAny, 128, 128, 2, 12, 0, 0, 0, 0, "", 1, 1, 0, 3},
     TileRow{kSm90, kFwd, 2, 192, 128, kAny, 128, 128, 2, 12, 0, 0, 0, 0, "", 1, 1},
     TileRow{kSm90, kFwd, 2, 192, 192, kAny, 128, 64, 3, 12, 0, 0, 0, 0, "", 1, 1},
     TileRow{kSm90, kFwd, 2, 256, 256, kAny, 128, 64, 2, 12, 0, 0, 0, 0, "", 1, 1},
@@ -97,7 +98,7 @@ constexpr std::array<OnChipPart, 10> on_chip_parts(const TileRow& row) {
   return {{
       {"Q", backward ? row.stages : std::min(row.stages, row.q_stages), br * d * e},
       {"K", kv, bc * d * e},
-      {"V", kv, bc * dv * e},
+      {"V", row.v_stages > 0 ? row.v_stages : kv, bc * dv * e},
       {"P", row.p, score * bc * e},
       {"dO", row.dout, br * dv * e},
       {"dS", row.ds, score * bc * e},

@@ -46,12 +46,13 @@ def suffix(kernel: str) -> str:
     return re.sub(r"^sm90_fwd_[a-z]+16_d\d+(_\d+)?", "", kernel)
 
 
-def row(cell: dict[str, Any]) -> str:
-    """A row of kTiles in cpp/src/host/tiles.hpp."""
+def row(cell: dict[str, Any], keys: int) -> str:
+    """A row of kTiles in cpp/src/host/tiles.hpp, for sequences from `keys` on."""
     mask = "kCausal" if cell["causal"] else "kDense"
+    q, k, v = cell["buffers"]
     fields = [
         "kSm90", "kFwd", 2, cell["dim"], cell["dim_v"], mask, cell["tile_q"], cell["tile_k"],
-        cell["stages"], cell["warps"], 0, 0, 0, 0, f'"{suffix(cell["kernel"])}"',
+        k, cell["warps"], 0, 0, 0, 0, f'"{suffix(cell["kernel"])}"', q, 1, keys, v,
     ]  # fmt: skip
     return "TileRow{" + ", ".join(str(field) for field in fields) + "},"
 
@@ -74,7 +75,8 @@ def rows(found: list[dict[str, Any]]) -> list[str]:
         for best, first, gains in runs:
             mean = statistics.geometric_mean(gain for _, gain in gains)
             last = gains[-1][0]
-            text.append(f"{row(best)}  // s {first} to {last}: {mean:.3f}x what is planned")
+            keys = 0 if first == min(lengths) else first
+            text.append(f"{row(best, keys)}  // s {first} to {last}: {mean:.3f}x what is planned")
     return text
 
 
