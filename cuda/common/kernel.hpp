@@ -26,8 +26,9 @@ Kernel describe(const char* name, Function* function, int shared_bytes) {
   if constexpr (requires { T::kStages; }) buffers.k = buffers.v = T::kStages;
   if constexpr (requires { T::kStagesV; }) buffers.v = T::kStagesV;
   if constexpr (requires { T::kQStages; }) buffers.q = T::kQStages;
-  return {name,  reinterpret_cast<const void*>(function), T::kThreads, shared_bytes, T::kBr, T::kBc,
-          buffers};
+  return {
+      name,   reinterpret_cast<const void*>(function), T::kThreads, shared_bytes, T::kBr, T::kBc,
+      buffers};
 }
 
 /// Every instance of this build, those of one name side by side.

@@ -29,6 +29,15 @@ __device__ __forceinline__ void async_fence() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+/// True in one lane of a warp, all of whose lanes call this (PTX elect.sync): ptxas knows that it
+/// is one, and that copies need no loop over lanes.
+__device__ __forceinline__ bool elect_one() {
+  std::uint32_t one = 0;
+  asm volatile("{\n.reg .pred one;\nelect.sync _|one, 0xffffffff;\n@one mov.u32 %0, 1;\n}"
+               : "+r"(one));
+  return one != 0;
+}
+
 /// Starts the copy of a box of four dimensions, or five; what lies outside of the tensor is 0.
 __device__ __forceinline__ void tma_load(std::uint32_t to, const CUtensorMap& map,
                                          std::uint32_t barrier, int x, int y, int z, int w) {

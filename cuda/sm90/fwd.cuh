@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Forward pass on Hopper: one warp hands out tiles, one thread copies them by TMA, and warpgroups
+// Forward pass on Hopper: one warp hands out tiles, one copies them by TMA, and warpgroups
 // compute 64 query rows each by wgmma. The product of the next scores runs under the softmax of the
 // last ones, P feeds the second product from registers, and where Q is there early the first
 // product of the next tile runs under the stores of this one. Blocks of keys go from the last to
@@ -285,7 +285,7 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
       if constexpr (T::kNextUnderStore) {
         time.mark(Span::kWork);
         tiles.wait_full(barriers.tile_full);
-        more = __shfl_sync(0xffffffffU, barriers.work[tiles.at].number, 0) >= 0;
+        more = uniform(barriers.work[tiles.at].number) >= 0;
         time.mark(Span::kQueries);
         if (more) {
           take_queries();
@@ -334,7 +334,7 @@ __global__ __launch_bounds__(T::kThreads,
   __syncthreads();
   if (threadIdx.x < 128) {
     give_registers<T::kOtherRegisters>();
-    if (threadIdx.x == 0) copy_tiles<T>(params, barriers, shared);
+    if (threadIdx.x / 32 == 0) Copier<T>(params, barriers, shared).run();
     if (threadIdx.x / 32 == 1) schedule_tiles<T>(params, barriers);
   } else {
     take_registers<T::kRegisters>();

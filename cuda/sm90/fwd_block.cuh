@@ -20,14 +20,15 @@ struct NoTimeline {
 };
 
 /// One instance: kGroups warpgroups compute, one copies.
-template <class Element_, int kDim_, int kDimV_, int kGroups_, int kBc_, int kStages_, int kStagesV_,
-          bool kFull_, bool kQRegisters_, bool kPingpong_>
+template <class Element_, int kDim_, int kDimV_, int kGroups_, int kBc_, int kStages_,
+          int kStagesV_, bool kFull_, bool kQRegisters_, bool kPingpong_>
 struct Forward {
   using Element = Element_;
   using Timeline = NoTimeline;
   static constexpr int kDim = kDim_, kDimV = kDimV_;
   static constexpr int kGroups = kGroups_, kBc = kBc_;
   static constexpr int kStages = kStages_, kStagesV = kStagesV_;  // buffers of K, of V
+
   static constexpr bool kFull = kFull_;              // softcap, bias, ALiBi, dropout
   static constexpr bool kQRegisters = kQRegisters_;  // Q as A operands, read once a tile
   static constexpr bool kPingpong = kPingpong_;      // warpgroups take turns at the tensor cores
@@ -82,7 +83,7 @@ struct Barriers {
     }
     for (int i = 0; i < T::kTilesAhead; ++i) {
       barrier_init(shared_address(&tile_full[i]), 32);
-      barrier_init(shared_address(&tile_empty[i]), 32 * kWarps + 1);  // and the copying thread
+      barrier_init(shared_address(&tile_empty[i]), 32 * (kWarps + 1));  // and the copying one
       lost[i] = 0;
     }
     for (int i = 0; i < T::kStages; ++i) {
@@ -116,10 +117,13 @@ struct Ring {
   }
 };
 
-/// Number of this thread's computing warpgroup, known to be the same for a warp: what depends on it
-/// lies in uniform registers.
+/// x of the first lane, known to be the same for the warp: what depends on it alone lies in uniform
+/// registers.
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffffU, x, 0); }
+
+/// Number of this thread's computing warpgroup.
 __device__ __forceinline__ int group_id() {
-  return __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / 128, 0) - 1;
+  return uniform(static_cast<int>(threadIdx.x) / 128) - 1;
 }
 
 /// One arrival for this warp.
@@ -132,8 +136,7 @@ __device__ __forceinline__ void warp_arrive(const std::uint64_t& barrier) {
 template <int kSize, class Beside>
 __device__ __forceinline__ void skip(int count, Ring<kSize>& ring, const std::uint64_t* full,
                                      const std::uint64_t* empty, Beside beside) {
-  count = __shfl_sync(0xffffffffU, count, 0);
-  for (; count > 0; --count) {
+  for (count = uniform(count); count > 0; --count) {
     ring.wait_full(full);
     __syncwarp();
     warp_arrive(empty[ring.at]);

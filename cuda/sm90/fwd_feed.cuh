@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The warpgroup of a block that does not compute: one warp hands out tiles, one thread copies them.
+// The warpgroup of a block that does not compute: one warp hands out tiles, one copies them.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ __device__ __forceinline__ Work find_work(const ForwardParams& params, unsigned&
     if (params.common.next_tile == nullptr) return rank + gridDim.x;
     unsigned next = 0;
     if (lane_id() == 0) next = atomicAdd(params.common.next_tile, 1U) + gridDim.x;
-    return __shfl_sync(0xffffffffU, next, 0);
+    return static_cast<unsigned>(uniform(static_cast<int>(next)));
   };
   Work work;
   work.number = Work::kPause;
@@ -92,84 +92,115 @@ __device__ __forceinline__ void schedule_tiles(const ForwardParams& params, Barr
   }
 }
 
-/// The copying thread: Q, and rings of K and V. V trails K by a block.
+/// The copying warp: Q, and rings of K and V. V trails K by a block. One lane starts the copies, of
+/// coordinates in uniform registers: ptxas would put a loop over the lanes around each one, which
+/// takes it 250 clocks, and at D 256 there are eight for each block of keys.
 template <class T>
-__device__ __forceinline__ void copy_tiles(const ForwardParams& params, Barriers<T>& barriers,
-                                           const Tiles& shared) {
-  const host::Problem& p = params.common.problem;
-  Ring<T::kTilesAhead> tiles;
-  Ring<T::kQStages> queries;
-  Ring<T::kStages> keys;
-  Ring<T::kStagesV> values;
-  typename T::Timeline time(T::kGroups);
-  const auto load_keys = [&](const CUtensorMap& map, std::uint32_t to, std::uint32_t full,
-                             int panels, const Tile& tile, int block) {
-    barrier_expect(full, panels * T::kBc * 128);
-#pragma unroll
-    for (int panel = 0; panel < panels; ++panel) {
-      tma_load(to + panel * (T::kBc * 128), map, full, panel * 64, tile.k_start + block * T::kBc,
-               tile.kv_head, p.has_cu_seqlens_k ? 0 : tile.batch);
+class Copier {
+ public:
+  __device__ __forceinline__ Copier(const ForwardParams& params, Barriers<T>& barriers,
+                                    const Tiles& shared)
+      : params_(params), barriers_(barriers), shared_(shared), time_(T::kGroups) {}
+
+  __device__ __forceinline__ void run() {
+    Ring<T::kTilesAhead> tiles;
+    while (true) {
+      time_.mark(Span::kWork);
+      tiles.wait_full(barriers_.tile_full);
+      const Work& work = barriers_.work[tiles.at];
+      const int number = uniform(work.number);
+      if (number == Work::kEnd) return;
+      if (number < 0) {
+        warp_arrive(barriers_.due);
+      } else {
+        copy(work);
+      }
+      barrier_arrive(shared_address(barriers_.tile_empty + tiles.at));
+      tiles.step();
     }
-  };
-  const auto load_k = [&](const Tile& tile, int block) {
-    time.mark(Span::kRoom);
-    keys.wait_empty(barriers.k_empty);
-    time.mark(Span::kCopyK);
-    load_keys(params.k, shared.k + keys.at * T::kKBytes, shared_address(barriers.k_full + keys.at),
-              T::kPanels, tile, block);
-    keys.step();
-  };
-  const auto load_v = [&](const Tile& tile, int block) {
-    time.mark(Span::kRoom);
-    values.wait_empty(barriers.v_empty);
-    time.mark(Span::kCopyV);
-    load_keys(params.v, shared.v + values.at * T::kVBytes,
-              shared_address(barriers.v_full + values.at), T::kPanelsV, tile, block);
-    values.step();
-  };
-  const auto load_q = [&](const Tile& tile) {
+  }
+
+ private:
+  __device__ __forceinline__ void copy(const Work& work) {
+    kv_head_ = uniform(work.tile.kv_head);
+    batch_ = uniform(work.tile.batch);
+    k_start_ = uniform(work.tile.k_start);
+    const int first = uniform(work.first_block);
+    int block = uniform(work.end_block) - 1;
+    const int due = min(first + T::kDueBlocks, block);
+    load_k(block);
+    load_q(uniform(work.tile.head), uniform(work.tile.q_start + work.tile.first));
+#pragma unroll 1
+    for (; block >= first; --block) {
+      if (block == due) warp_arrive(barriers_.due);
+      if (block > first) load_k(block - 1);
+      load_v(block);
+    }
+  }
+
+  __device__ __forceinline__ void load_k(int block) {
+    time_.mark(Span::kRoom);
+    keys_.wait_empty(barriers_.k_empty);
+    time_.mark(Span::kCopyK);
+    load_keys<T::kPanels>(params_.k, shared_.k + keys_.at * T::kKBytes, barriers_.k_full[keys_.at],
+                          block);
+    keys_.step();
+  }
+
+  __device__ __forceinline__ void load_v(int block) {
+    time_.mark(Span::kRoom);
+    values_.wait_empty(barriers_.v_empty);
+    time_.mark(Span::kCopyV);
+    load_keys<T::kPanelsV>(params_.v, shared_.v + values_.at * T::kVBytes,
+                           barriers_.v_full[values_.at], block);
+    values_.step();
+  }
+
+  template <int kPanels>
+  __device__ __forceinline__ void load_keys(const CUtensorMap& map, std::uint32_t to,
+                                            std::uint64_t& full, int block) {
+    constexpr std::uint32_t kBytes = T::kBc * 128;
+    const int batch = params_.common.problem.has_cu_seqlens_k ? 0 : batch_;
+    if (!elect_one()) return;
+    barrier_expect(shared_address(&full), kPanels * kBytes);
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) {
+      tma_load(to + panel * kBytes, map, shared_address(&full), panel * 64,
+               k_start_ + block * T::kBc, kv_head_, batch);
+    }
+  }
+
+  /// Rows of Q from `row` on, each warpgroup's by themselves.
+  __device__ __forceinline__ void load_q(int head, int row) {
     constexpr int kRows = 64;
-    const std::uint32_t to = shared.q + queries.at * T::kQBytes;
-    const int head = tile.head - tile.kv_head * static_cast<int>(params.common.divisors.group.by);
+    const std::uint32_t to = shared_.q + queries_.at * T::kQBytes;
+    const int head_of_group = head - kv_head_ * static_cast<int>(params_.common.divisors.group.by);
+    const int batch = params_.common.problem.packed ? 0 : batch_;
 #pragma unroll
     for (int group = 0; group < T::kGroups; ++group) {
-      time.mark(Span::kRoom);
-      queries.wait_empty(barriers.q_empty[group]);
-      time.mark(Span::kCopyQ);
-      const std::uint32_t full = shared_address(barriers.q_full[group] + queries.at);
-      const int first = tile.first + (group * kRows >> params.pack_shift);
+      time_.mark(Span::kRoom);
+      queries_.wait_empty(barriers_.q_empty[group]);
+      time_.mark(Span::kCopyQ);
+      if (!elect_one()) continue;
+      const std::uint32_t full = shared_address(barriers_.q_full[group] + queries_.at);
       barrier_expect(full, T::kPanels * kRows * 128);
 #pragma unroll
       for (int panel = 0; panel < T::kPanels; ++panel) {
-        tma_load(to + panel * (T::kBr * 128) + group * (kRows * 128), params.q, full, panel * 64,
-                 head, tile.q_start + first, tile.kv_head, p.packed ? 0 : tile.batch);
+        tma_load(to + panel * (T::kBr * 128) + group * (kRows * 128), params_.q, full, panel * 64,
+                 head_of_group, row + (group * kRows >> params_.pack_shift), kv_head_, batch);
       }
     }
-    queries.step();
-  };
-  while (true) {
-    time.mark(Span::kWork);
-    tiles.wait_full(barriers.tile_full);
-    const Work& work = barriers.work[tiles.at];
-    if (work.number == Work::kEnd) return;
-    if (work.number < 0) {
-      barrier_arrive(shared_address(&barriers.due));
-    } else {
-      const int first = work.first_block;
-      int block = work.end_block - 1;
-      const int due = min(first + T::kDueBlocks, block);
-      load_k(work.tile, block);
-      load_q(work.tile);
-#pragma unroll 1
-      for (; block >= first; --block) {
-        if (block == due) barrier_arrive(shared_address(&barriers.due));
-        if (block > first) load_k(work.tile, block - 1);
-        load_v(work.tile, block);
-      }
-    }
-    barrier_arrive(shared_address(barriers.tile_empty + tiles.at));
-    tiles.step();
+    queries_.step();
   }
-}
+
+  const ForwardParams& params_;
+  Barriers<T>& barriers_;
+  const Tiles& shared_;
+  Ring<T::kQStages> queries_;
+  Ring<T::kStages> keys_;
+  Ring<T::kStagesV> values_;
+  int kv_head_ = 0, batch_ = 0, k_start_ = 0;  // of the tile
+  typename T::Timeline time_;
+};
 
 }  // namespace onchip::cuda::sm90

@@ -25,7 +25,7 @@ enum class Span : std::uint8_t {
   kStore,
   kTest,     // whether the tile is lost
   kRelease,  // gives its work back
-  kRoom,     // the copying thread and the scheduling warp: wait for an empty buffer
+  kRoom,     // the copying warp and the scheduling warp: wait for an empty buffer
   kCopyK,
   kCopyQ,
   kCopyV,

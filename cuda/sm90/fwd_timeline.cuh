@@ -15,8 +15,8 @@ namespace onchip::cuda::sm90 {
 __device__ Mark timeline_marks[kTimelineRows * kTimelineMarks];
 static const bool timeline_listed = (timeline_symbols().push_back(&timeline_marks), true);
 
-/// One row of marks, written by the first thread of a warpgroup, the copying thread, and the first
-/// of the scheduling warp. A mark is no branch, so that it may stand between products.
+/// One row of marks, written by the first thread of a warpgroup, of the copying warp, or of the
+/// scheduling one. A mark is no branch, so that it may stand between products.
 class Timeline {
  public:
   __device__ __forceinline__ explicit Timeline(int row)

@@ -11,7 +11,7 @@ struct alignas(16) Mark {
   std::uint64_t clock, span;
 };
 
-// Of one block: a row for each computing warpgroup, then one of the copying thread and one of the
+// Of one block: a row for each computing warpgroup, then one of the copying warp and one of the
 // scheduling warp. The number of marks is a power of two.
 inline constexpr int kTimelineRows = 6, kTimelineMarks = 4096;
 

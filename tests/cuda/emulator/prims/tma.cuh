@@ -17,6 +17,11 @@ inline void barrier_expect(std::uint32_t barrier, std::uint32_t bytes) {
 inline void barrier_fence() {}
 inline void async_fence() { emulator::fence_writes(); }
 
+inline bool elect_one() {
+  __syncwarp();  // every lane must call it
+  return threadIdx.x % 32 == 0;
+}
+
 inline void tma_load(std::uint32_t to, const CUtensorMap& map, std::uint32_t barrier, int x, int y,
                      int z, int w) {
   emulator::copy_box(to, &map, barrier, {x, y, z, w});
