@@ -58,10 +58,8 @@ __device__ __forceinline__ std::uint64_t wgmma_step(std::uint64_t operand, std::
       "+f"((c)[(i) + 5]), "+f"((c)[(i) + 6]), "+f"((c)[(i) + 7])
 #define ONCHIP_C16(c, i) ONCHIP_C8(c, i), ONCHIP_C8(c, (i) + 8)
 #define ONCHIP_C32(c, i) ONCHIP_C16(c, i), ONCHIP_C16(c, (i) + 16)
-#define ONCHIP_C40(c, i) ONCHIP_C32(c, i), ONCHIP_C8(c, (i) + 32)
 #define ONCHIP_C48(c, i) ONCHIP_C32(c, i), ONCHIP_C16(c, (i) + 32)
 #define ONCHIP_C64(c, i) ONCHIP_C32(c, i), ONCHIP_C32(c, (i) + 32)
-#define ONCHIP_C88(c, i) ONCHIP_C64(c, i), ONCHIP_C16(c, (i) + 64), ONCHIP_C8(c, (i) + 80)
 #define ONCHIP_C96(c, i) ONCHIP_C64(c, i), ONCHIP_C32(c, (i) + 64)
 #define ONCHIP_C128(c, i) ONCHIP_C64(c, i), ONCHIP_C64(c, (i) + 64)
 #define ONCHIP_PLACES_32                                                             \
@@ -137,20 +135,16 @@ inline constexpr bool kIsHalf<__half> = true;
     }                                                                                             \
   }
 ONCHIP_WGMMA(64, 32, 32, 33, 34, 35, 36, 37, 38)
-ONCHIP_WGMMA(80, 40, 40, 41, 42, 43, 44, 45, 46)
 ONCHIP_WGMMA(96, 48, 48, 49, 50, 51, 52, 53, 54)
 ONCHIP_WGMMA(128, 64, 64, 65, 66, 67, 68, 69, 70)
-ONCHIP_WGMMA(176, 88, 88, 89, 90, 91, 92, 93, 94)
 ONCHIP_WGMMA(192, 96, 96, 97, 98, 99, 100, 101, 102)
 ONCHIP_WGMMA(256, 128, 128, 129, 130, 131, 132, 133, 134)
 
 #undef ONCHIP_C8
 #undef ONCHIP_C16
 #undef ONCHIP_C32
-#undef ONCHIP_C40
 #undef ONCHIP_C48
 #undef ONCHIP_C64
-#undef ONCHIP_C88
 #undef ONCHIP_C96
 #undef ONCHIP_C128
 #undef ONCHIP_PLACES_32

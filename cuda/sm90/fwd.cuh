@@ -309,7 +309,7 @@ __device__ __forceinline__ void compute_tiles(const ForwardParams& params, Barri
       const float zero = store_tile<T>(params, tile, warp_row, staging, state);
       time.mark(Span::kTest);
       const bool lost = blocks.shifted_end > first && zero != 0.0F;
-      if (__any_sync(0xffffffffU, lost) && lane_id() == 0) barriers.lost[at] = 1;
+      if (__any_sync(0xffffffffU, lost) && lane_id() == 0) atomicOr(&barriers.lost[at], 1U);
       time.mark(Span::kRelease);
       barrier_arrive(shared_address(barriers.tile_empty + at));
     } while (more);

@@ -56,7 +56,10 @@ struct Forward {
   static constexpr int kSharedBytes = 1024 + kQStages * kQBytes + kStageBytes + kStagingBytes;
   static_assert(kSharedBytes <= kMostBytes);
   // The blocks that a warpgroup passes over before its first one are in the ring at once.
-  static_assert((kGroups - 1) * 64 <= kBc * (kStages < kStagesV ? kStages : kStagesV));
+  static constexpr int kLeastStages = kStages < kStagesV ? kStages : kStagesV;
+  static_assert((kGroups - 1) * 64 <= kBc * kLeastStages);
+  // With turns, one more: it has its turn for the block behind them before the others have theirs.
+  static_assert(!kPingpong || (kGroups == 2 && (64 + kBc - 1) / kBc < kLeastStages));
   static_assert(!kFull || kBc % 32 == 0);  // drop_weights
 };
 

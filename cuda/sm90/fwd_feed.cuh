@@ -20,26 +20,28 @@ struct Tiles {
   std::uint32_t q, k, v, staging;
 };
 
-/// The next tile with keys from `rank` on, which moves behind it, or a pause where none is left.
+/// The next tile with keys behind number `last` (-1 at first), which becomes its own, or a pause
+/// where none is left. No number is taken before it is needed: other blocks may need it more.
 template <class T>
-__device__ __forceinline__ Work find_work(const ForwardParams& params, unsigned& rank) {
-  const auto all = static_cast<unsigned>(params.common.blocks);
-  const auto following = [&] {
-    if (params.common.next_tile == nullptr) return rank + gridDim.x;
-    unsigned next = 0;
-    if (lane_id() == 0) next = atomicAdd(params.common.next_tile, 1U) + gridDim.x;
-    return static_cast<unsigned>(uniform(static_cast<int>(next)));
+__device__ __forceinline__ Work find_work(const ForwardParams& params, int& last) {
+  const int all = static_cast<int>(params.common.blocks);
+  const auto next = [&] {
+    if (last < 0) return static_cast<int>(blockIdx.x);
+    if (params.common.next_tile == nullptr) return last + static_cast<int>(gridDim.x);
+    unsigned taken = 0;
+    if (lane_id() == 0) taken = atomicAdd(params.common.next_tile, 1U);
+    return uniform(static_cast<int>(taken + gridDim.x));
   };
   Work work;
   work.number = Work::kPause;
-  while (rank < all && work.number < 0) {
-    const auto number = static_cast<int>(rank);
-    work.tile = tile_at(params, number, T::kBr);
-    rank = following();
+  while (last < all && work.number < 0) {
+    last = next();
+    if (last >= all) break;
+    work.tile = tile_at(params, last, T::kBr);
     if (work.tile.positions <= 0) continue;
     work.set_blocks(T::kBc);
     if (work.end_block > work.first_block) {
-      work.number = number;
+      work.number = last;
     } else {
       store_nothing<T>(params, work.tile);
     }
@@ -54,7 +56,7 @@ __device__ __forceinline__ Work find_work(const ForwardParams& params, unsigned&
 template <class T>
 __device__ __forceinline__ void schedule_tiles(const ForwardParams& params, Barriers<T>& barriers) {
   Ring<T::kTilesAhead> tiles;
-  unsigned rank = blockIdx.x;
+  int last = -1;
   int pauses = 0;
   std::uint32_t parity = 0;
   typename T::Timeline time(T::kGroups + 1);
@@ -67,7 +69,7 @@ __device__ __forceinline__ void schedule_tiles(const ForwardParams& params, Barr
     const bool again = barriers.lost[tiles.at] != 0;
     int number = 0;
     if (!again) {
-      Work work = find_work<T>(params, rank);
+      Work work = find_work<T>(params, last);
       if (work.number < 0 && pauses == T::kTilesAhead - 1) work.number = Work::kEnd;
       number = work.number;
       if (lane_id() == 0) barriers.work[tiles.at] = work;

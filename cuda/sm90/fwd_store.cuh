@@ -86,7 +86,7 @@ __device__ __forceinline__ float store_tile(const ForwardParams& params, const T
   std::uint32_t zero = 0;
 #pragma unroll
   for (int panel = 0; panel < T::kPanelsV; ++panel) {
-    if (panel > 0) __syncwarp();  // until every lane has read the last one
+    __syncwarp();  // until every lane has read what was there
 #pragma unroll
     for (int n = 0; n < 4 && 64 * panel + 16 * n < T::kDimV; ++n) {
       Fragment words;

@@ -40,18 +40,21 @@ TEST(Tiles, EveryRowIsTakenForSomeProblemOnSomeDevice) {
   }
 }
 
-// Sums done by hand; sm90 adds 1 KiB for barriers.
+// Sums done by hand; sm90 adds 1 KiB, in which its tiles begin at a multiple of that.
 TEST(Tiles, SharedMemoryIsTheSumOfTheBuffers) {
   const auto bytes = [](std::int32_t family, Pass pass, std::int64_t element, std::int64_t dim,
-                        std::int64_t dim_v, MaskClass masks, std::int64_t budget) {
-    return on_chip_bytes(*find_tile(family, {pass, element, dim, dim_v, masks, budget, 0}));
+                        std::int64_t dim_v, MaskClass masks, std::int64_t budget,
+                        std::int64_t keys = 0) {
+    return on_chip_bytes(*find_tile(family, {pass, element, dim, dim_v, masks, budget, keys}));
   };
-  const auto sm90 = [&](Pass pass, std::int64_t dim, std::int64_t dim_v, MaskClass masks) {
-    return bytes(kSm90, pass, 2, dim, dim_v, masks, 232448) - 1024;
+  const auto sm90 = [&](Pass pass, std::int64_t dim, std::int64_t dim_v, MaskClass masks,
+                        std::int64_t keys = 0) {
+    return bytes(kSm90, pass, 2, dim, dim_v, masks, 232448, keys) - 1024;
   };
   EXPECT_EQ(sm90(kFwd, 64, 64, kCausal), 163840);  // two of Q, outputs
-  EXPECT_EQ(sm90(kFwd, 96, 96, kDense), 229376);   // panels of 64 columns: as 128
-  EXPECT_EQ(sm90(kFwd, 128, 128, kCausal), 229376);
+  EXPECT_EQ(sm90(kFwd, 64, 64, kDense, 8192), 172032);
+  EXPECT_EQ(sm90(kFwd, 96, 96, kDense), 212992);  // panels of 64 columns: as 128
+  EXPECT_EQ(sm90(kFwd, 128, 128, kCausal), 212992);
   EXPECT_EQ(sm90(kFwd, 192, 192, kCausal), 212992);
   EXPECT_EQ(sm90(kFwd, 192, 128, kDense), 229376);
   EXPECT_EQ(sm90(kFwd, 256, 256, kDense), 212992);
@@ -98,6 +101,15 @@ TEST(Planner, PicksTheTileByLengthAndMask) {
   EXPECT_EQ(kernel(p), "sm90_fwd_bfloat16_d64");
   p.has_seqused_k = false, p.packed = p.has_cu_seqlens_k = true;
   EXPECT_EQ(kernel(p), "sm90_fwd_bfloat16_d64");
+}
+
+/// The lean kernels multiply scores of -inf by the scale.
+TEST(Planner, TakesAFullInstanceWhereTheScaleIsNotAboveZeroInFloat32) {
+  for (const double scale : {0.0, -1.0, 1e-50}) {
+    Problem p = dense(1, 16, 16, 512, 512, 128);
+    p.scale = scale;
+    EXPECT_EQ(make_plan(p, hopper()).kernel, "sm80_fwd_bfloat16_d128_full") << scale;
+  }
 }
 
 TEST(Planner, NamesTheInstanceThatTheOptionsNeed) {

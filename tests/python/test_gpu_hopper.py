@@ -94,6 +94,14 @@ def test_slopes_and_sinks(width: tuple[int, int], given: str, kind: Kind) -> Non
     expect_case(case, kind)
 
 
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (70, 9)}], ids=name_of)
+@pytest.mark.parametrize("scale", [0.0, -1.0, 1e-50])
+def test_scales_of_the_sm80_kernels(scale: float, options: dict[str, Any], kind: Kind) -> None:
+    """One that float32 rounds to 0 hides no less than any other."""
+    case = dense(np.random.default_rng(15), 150, 333, scale=scale, **options)
+    expect_case(case, kind)
+
+
 # Around the edges of every tile: 128 and 256 rows of 64 each, 64 and 128 keys.
 @pytest.mark.parametrize("width", [(64, 64), (128, 128), (256, 256)], ids=str)
 @pytest.mark.parametrize("causal", [False, True])
@@ -114,7 +122,9 @@ def test_many_keys(rows: int, heads: tuple[int, int], causal: bool, kind: Kind) 
     expect_case(case, kind)
 
 
-@pytest.mark.parametrize("heads", [(1, 1), (3, 3), (6, 2), (8, 2), (16, 1), (64, 1), (66, 1)])
+@pytest.mark.parametrize(
+    "heads", [(1, 1), (3, 3), (6, 2), (8, 2), (16, 1), (64, 1), (66, 1), (128, 1)]
+)
 @pytest.mark.parametrize("rows", [1, 5, 50, 300])
 @pytest.mark.parametrize("causal", [False, True])
 def test_groups_of_heads(heads: tuple[int, int], rows: int, causal: bool, kind: Kind) -> None:
@@ -162,6 +172,20 @@ def test_packed_groups_of_heads(heads: tuple[int, int], kind: Kind) -> None:
     short = [(5, 100), (0, 3), (17, 17), (1, 300), (40, 33)]
     for lengths in (short, LENGTHS):
         expect_case(packed(np.random.default_rng(4), lengths, heads=heads, causal=True), kind)
+
+
+@pytest.mark.parametrize("used", [False, True], ids=["all", "used"])
+@pytest.mark.parametrize("heads", [(8, 2), (6, 2), (16, 1), (64, 1)])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_packed_groups_that_are_known_to_be_short(
+    width: tuple[int, int], heads: tuple[int, int], used: bool, kind: Kind
+) -> None:
+    """With `max_seqlen_q`, a tile has several heads of a packed sequence too."""
+    lengths = [(5, 100), (0, 3), (17, 17), (1, 300), (40, 33), (31, 0)]
+    counts = [(3, 99), (0, 0), (17, 5), (0, 300), (39, 33), (31, 0)] if used else None
+    case = packed(np.random.default_rng(16), lengths, width, heads, counts, causal=True)
+    case.options["max_seqlen_q"] = 40
+    expect_case(case, kind)
 
 
 def test_used_lengths_of_a_dense_batch(kind: Kind) -> None:

@@ -140,6 +140,17 @@ def test_every_instance(width: tuple[int, int], profile: str, lead: float, kind:
     expect_case(lifted(lead, profile, width), kind)
 
 
+@pytest.mark.parametrize("lead", [3.0, 20.0, 90.0])
+@pytest.mark.parametrize("rows", [[70], range(150)], ids=["one", "many"])
+def test_the_instance_of_long_sequences(rows: Sequence[int], lead: float, kind: Kind) -> None:
+    case = dense(np.random.default_rng(17), 150, 8200, (64, 64), (2, 1))
+    case = lift(case, lead * np.eye(1, 8200)[0], rows)
+    assert planned(case, kind.dtype).kernel.endswith("_long")
+    got = expect_exact(case, kind)
+    if lead > LOST and len(rows) > 1:
+        assert np.array_equal(got["out"], results(case, kind, softmax="safe")["out"])
+
+
 @pytest.mark.parametrize("profile", ["sink", "descending", "spike in the middle"])
 @pytest.mark.parametrize("options", [{"causal": True}, {"window": (450, 0)}, {"window": (60, 300)}])
 @pytest.mark.parametrize("lead", [3.0, 10.0, 80.0, 200.0])

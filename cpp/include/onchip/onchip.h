@@ -215,7 +215,7 @@ typedef struct onchip_plan_info {
   const char* kernel;  /* name of the instance, e.g. "cpu_fwd_float32" */
   const char* device;  /* name of the device */
   onchip_pass pass;
-  int32_t stages;        /* depth of the K/V pipeline */
+  int32_t stages;        /* buffers of K in a block's pipeline */
   int32_t warps;         /* warps of a block; 0 on a CPU */
   int32_t threads;       /* workers on a CPU; 0 on a GPU */
   int64_t tile_q;        /* Br: query rows of a tile */

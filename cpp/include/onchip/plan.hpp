@@ -64,7 +64,7 @@ struct PlanInfo {
   std::string kernel;              ///< Name of the instance, e.g. "cpu_fwd_float32".
   std::int64_t tile_q = 0;         ///< Br: query rows of a tile.
   std::int64_t tile_k = 0;         ///< Bc: keys of a tile.
-  std::int32_t stages = 1;         ///< Depth of the K/V pipeline.
+  std::int32_t stages = 1;         ///< Buffers of K; explain() has all others.
   std::int32_t warps = 0;          ///< Warps of a block; 0 on a CPU.
   std::int64_t on_chip_bytes = 0;  ///< Fast memory of one block (shared memory; scratch on a CPU).
   std::int64_t grid = 0;           ///< Blocks launched (tasks on a CPU).

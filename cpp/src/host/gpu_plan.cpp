@@ -78,7 +78,7 @@ GpuWorkspace gpu_workspace(const Problem& p, std::int64_t num_splits, bool count
 
 bool needs_full(const Problem& p) {
   return p.softcap > 0 || p.bias_dtype != DType::none || p.has_alibi || p.dropout_p > 0 ||
-         p.scale <= 0;
+         static_cast<float>(p.scale) <= 0;
 }
 
 bool row_kernels(const Problem& p) { return p.dtype == DType::float32; }

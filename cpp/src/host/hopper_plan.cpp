@@ -12,8 +12,7 @@ namespace {
 
 constexpr std::int64_t kStrideBytes = 16;
 constexpr std::int64_t kMaxStrideBytes = std::int64_t{1} << 40;
-constexpr std::int64_t kMaxExtent = std::int64_t{1}
-                                    << 30;  // positions beyond are as good as infinite
+constexpr std::int64_t kMaxExtent = std::int64_t{1} << 29;  // sums of four are 32-bit integers
 constexpr std::int64_t kMaxPack = 64;
 
 struct Axis {

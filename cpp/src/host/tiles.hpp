@@ -83,8 +83,8 @@ struct OnChipPart {
   std::int64_t bytes = 0;  // of one
 };
 
-/// The shared memory of one block, buffer by buffer; the barriers' 1 KiB also covers aligning the
-/// tiles to 1024 bytes. Unused kinds have count 0.
+/// The shared memory of one block, buffer by buffer, without its barriers. Hopper's tiles begin at
+/// a multiple of 1024 bytes. Unused kinds have count 0.
 constexpr std::array<OnChipPart, 10> on_chip_parts(const TileRow& row) {
   const std::int64_t e = row.element_bytes, br = row.tile_q, bc = row.tile_k;
   const bool backward = row.pass == Pass::backward;
@@ -105,7 +105,7 @@ constexpr std::array<OnChipPart, 10> on_chip_parts(const TileRow& row) {
       {"dQ", row.dq, br * d * 4},
       {"out", row.out * (row.warps - 4), 2048},
       {"lse and D", backward ? row.stages : 0, br * 8},
-      {"barriers", row.family == kSm90 ? 1 : 0, 1024},
+      {"alignment", row.family == kSm90 ? 1 : 0, 1024},
   }};
 }
 

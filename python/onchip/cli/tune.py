@@ -58,7 +58,10 @@ def row(cell: dict[str, Any], keys: int) -> str:
 
 
 def rows(found: list[dict[str, Any]]) -> list[str]:
-    """For each shape the fastest kernel by sequence length, neighbours of one kernel as one row."""
+    """For each shape the fastest kernel by sequence length, neighbours of one kernel as one row.
+
+    The longest first, as the table is read: the first row that serves is taken.
+    """
     text = []
     for lengths in by_shape(found).values():
         runs: list[list[Any]] = []
@@ -72,7 +75,7 @@ def rows(found: list[dict[str, Any]]) -> list[str]:
                 runs[-1][2].append((length, gain))
             else:
                 runs.append([best, length, [(length, gain)]])
-        for best, first, gains in runs:
+        for best, first, gains in reversed(runs):
             mean = statistics.geometric_mean(gain for _, gain in gains)
             last = gains[-1][0]
             keys = 0 if first == min(lengths) else first
