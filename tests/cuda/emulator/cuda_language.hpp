@@ -98,6 +98,12 @@ T atomicAdd(T* to, T value) {
   *to += value;
   return old;
 }
+template <class T>
+T atomicOr(T* to, T value) {
+  const T old = *to;
+  *to |= value;
+  return old;
+}
 
 inline int __vimax3_s32(int a, int b, int c) { return std::max({a, b, c}); }
 inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
