@@ -10,6 +10,7 @@ All arrays of a call belong to one family. Beside arrays in host memory, the sma
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import sys
 from collections.abc import Callable, Sequence
@@ -208,6 +209,13 @@ class Jax(Family):
         self._marks: dict[Any, Any] = {}  # by device: an array of one shape, to compile once
         # keep_unused: without it the argument would be dropped, and nobody would wait for it.
         self._await = self._jax.jit(lambda x: 0, keep_unused=True)
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        """Waits for all work: its arrays are given back by XLA's threads as it ends, which must not
+        meet an interpreter that goes down."""
+        for mark in self._marks.values():
+            self._jax.block_until_ready(self._await(mark))
 
     def stream(self, x: Any) -> int | None:
         (device,) = x.devices()

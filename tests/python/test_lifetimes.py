@@ -320,6 +320,7 @@ def test_what_jax_waits_with_outlives_the_interpreter(monkeypatch: pytest.Monkey
         numpy=SimpleNamespace(zeros=zeros),
         jit=lambda function, **_: function,
         dlpack=SimpleNamespace(from_dlpack=lambda x: x),
+        block_until_ready=lambda x: x,
     )
     monkeypatch.setitem(sys.modules, "jax", fake)
     family = _arrays.Jax()
