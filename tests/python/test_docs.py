@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from onchip.cli import cuda
+from onchip.cli.bench.gpu import hopper
 
 ROOT = Path(__file__).parents[2]
 DOCS = sorted(
@@ -120,17 +122,64 @@ def test_the_speeds_of_the_readme_are_those_measured() -> None:
         (row["direction"], row["dtype"], row["over"]): (row["geomean"], row["worst"])
         for row in measured(0)
     }
-    rows = re.findall(r"^\| (forward|backward) \| (\w+) \| (.*) \|$", text, re.MULTILINE)
+    rows = re.findall(r"^\| (forward|backward) \| (b?float\d+) \| (.*) \|$", text, re.MULTILINE)
     assert len(rows) == 6
     for direction, dtype, figures in rows:
         peers = [x for peer in ("torch", "numpy") for x in ratios[direction, dtype, peer]]
         assert figures == " | ".join(f"{x:.2f}" for x in peers)
 
 
+@pytest.mark.parametrize(
+    ("peer", "name"), [("torch-flash", "FlashAttention-2"), ("torch-cudnn", "cuDNN")]
+)
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_the_speeds_of_the_readme_on_a_gpu_are_those_measured(direction: str) -> None:
+def test_the_speeds_of_the_readme_on_a_gpu_are_those_measured(
+    direction: str, peer: str, name: str
+) -> None:
     rows = [row for row in measured(1) if row["direction"] == direction]
-    ratios = {row.get("dim"): row for row in rows if row["over"] == "torch-flash"}
+    ratios = {row.get("dim"): row for row in rows if row["over"] == peer}
     means = [ratios[dim]["geomean"] for dim in (64, 128, 256, None)]
     figures = " | ".join(f"{x:.2f}" for x in [*means, ratios[None]["worst"]])
-    assert f"\n| {direction} | {figures} |\n" in (ROOT / "README.md").read_text()
+    assert f"\n| {direction} | {name} | {figures} |\n" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "provider", "name"),
+    [
+        ("bfloat16", "onchip", "bfloat16"),
+        ("bfloat16", "onchip-safe", 'bfloat16, `softmax="safe"`'),
+        ("float16", "onchip", "float16"),
+    ],
+)
+def test_the_scores_on_hopper_are_those_measured(dtype: str, provider: str, name: str) -> None:
+    file = ROOT / "benchmarks/results/score/gpu-nvidia-h200-forward.json"
+    found = hopper.scores(json.loads(file.read_text()), dtype, provider)
+    assert len(found) == 36
+    parts = [{place: found[place] for place in aim.places} for aim in hopper.AIMS]
+    means = [statistics.geometric_mean(part.values()) for part in parts]
+    figures = " | ".join(f"{x:.3f}" for x in [*means, min(found.values())])
+    assert f"\n| {name} | {figures} |\n" in (ROOT / "docs/perf-log.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        ("key 0 ahead by 20 nats, all rows", "key 0 ahead by 20 nats, for all rows"),
+        (
+            "each block of 128 keys ahead of the last by 4 nats, all rows",
+            "each block of 128 keys ahead of the one before by 4 nats, for all rows",
+        ),
+        ("1% of tiles computed again", "1% of the tiles computed again"),
+        ("all tiles computed again", "all tiles computed again"),
+        ('ordinary scores, softmax="safe"', 'ordinary scores, `softmax="safe"`'),
+    ],
+)
+def test_what_data_cost_the_softmax_is_what_was_measured(data: str, name: str) -> None:
+    file = ROOT / "benchmarks/results/softmax/h200.json"
+    times = {
+        (row["dim"], row["data"]): row["milliseconds"]
+        for row in json.loads(file.read_text())["rows"]
+    }
+    parts = [times[dim, "ordinary scores"] / times[dim, data] for dim in (64, 128, 256)]
+    figures = " | ".join(f"{x:.2f}".removeprefix("0") for x in parts)
+    assert f"\n| {name} | {figures} |\n" in (ROOT / "docs/numerics.md").read_text()
