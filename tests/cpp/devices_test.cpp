@@ -127,7 +127,7 @@ TEST(PlannedDevice, IsRefusedWhereItDiffers) {
             "the device that q lies on");
   DeviceInfo less = real_h200();
   less.on_chip_bytes = 1024;
-  EXPECT_NE(launch_error(p, device("H200"), less).find("bytes of shared memory 230400"),
+  EXPECT_NE(launch_error(p, device("H200"), less).find("bytes of shared memory 214016"),
             std::string::npos);
 }
 
