@@ -35,6 +35,14 @@ inline DeviceInfo some_cpu() {
   return info;
 }
 
+/// Those of absurd sizes wrap around.
+inline Strides dense_strides(std::int64_t rows, std::int64_t heads, std::int64_t dim) {
+  Strides strides{.batch = 0, .row = 0, .head = dim};
+  (void)__builtin_mul_overflow(heads, dim, &strides.row);
+  (void)__builtin_mul_overflow(rows, strides.row, &strides.batch);
+  return strides;
+}
+
 inline Problem dense(std::int64_t batch, std::int64_t heads_q, std::int64_t heads_kv,
                      std::int64_t queries, std::int64_t keys, std::int64_t dim,
                      DType dtype = DType::bfloat16) {
@@ -49,8 +57,8 @@ inline Problem dense(std::int64_t batch, std::int64_t heads_q, std::int64_t head
   p.total_q = batch * queries;
   p.total_k = batch * keys;
   p.dim = p.dim_v = dim;
-  p.q = p.out = {queries * heads_q * dim, heads_q * dim, dim};
-  p.k = p.v = {keys * heads_kv * dim, heads_kv * dim, dim};
+  p.q = p.out = dense_strides(queries, heads_q, dim);
+  p.k = p.v = dense_strides(keys, heads_kv, dim);
   p.has_lse = true;
   return p;
 }
