@@ -199,7 +199,8 @@ class Jax(Family):
     On a GPU the work runs on one of the streams that JAX has for work of others: DLPack makes it
     wait for the inputs, and each result becomes an array that JAX knows to be ready when the stream
     has got there. XLA's own stream is then made to wait for it, so that memory which is freed after
-    the call (inputs, workspace) is not used again too early. The host waits for nothing.
+    the call (inputs, workspace) is not used again too early. The host waits for nothing until
+    Python ends.
     """
 
     name = "JAX"

@@ -143,6 +143,15 @@ def test_the_speeds_of_the_readme_on_a_gpu_are_those_measured(
     assert f"\n| {direction} | {name} | {figures} |\n" in (ROOT / "README.md").read_text()
 
 
+RUNS = ("score/gpu-nvidia-h200-forward", "score/gpu-nvidia-h200-forward-beside-flash",
+        "gpu-nvidia-h200-bfloat16")  # fmt: skip
+
+
+def run(name: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())
+    return document
+
+
 @pytest.mark.parametrize(
     ("dtype", "provider", "name"),
     [
@@ -152,13 +161,68 @@ def test_the_speeds_of_the_readme_on_a_gpu_are_those_measured(
     ],
 )
 def test_the_scores_on_hopper_are_those_measured(dtype: str, provider: str, name: str) -> None:
-    file = ROOT / "benchmarks/results/score/gpu-nvidia-h200-forward.json"
-    found = hopper.scores(json.loads(file.read_text()), dtype, provider)
+    found = hopper.scores(run(RUNS[0]), dtype, provider)
     assert len(found) == 36
     parts = [{place: found[place] for place in aim.places} for aim in hopper.AIMS]
     means = [statistics.geometric_mean(part.values()) for part in parts]
     figures = " | ".join(f"{x:.3f}" for x in [*means, min(found.values())])
     assert f"\n| {name} | {figures} |\n" in (ROOT / "docs/perf-log.md").read_text()
+
+
+def speed_of_cudnn(name: str) -> float:
+    cells = [cell for cell in run(name)["cells"] if cell["direction"] == "forward"]
+    return statistics.geometric_mean(
+        cell["results"]["torch-cudnn"]["gflops"] for cell in cells if cell["dtype"] == "bfloat16"
+    )
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_scores_by_who_takes_turns_are_those_measured(name: str) -> None:
+    found = hopper.scores(run(name), "bfloat16")
+    parts = [[found[place] for place in aim.places] for aim in hopper.AIMS]
+    safe = hopper.scores(run(name), "bfloat16", "onchip-safe").values()
+    figures = [
+        *map(statistics.geometric_mean, parts),
+        min(found.values()),
+        statistics.geometric_mean(safe),
+        speed_of_cudnn(name) / speed_of_cudnn(RUNS[0]),
+    ]
+    row = f"/{name}.json) | " + " | ".join(f"{x:.3f}" for x in figures) + " |\n"
+    assert row in (ROOT / "docs/perf-log.md").read_text()
+
+
+def test_the_score_of_the_readme_is_within_those_measured() -> None:
+    means = [
+        statistics.geometric_mean(hopper.scores(run(name), "bfloat16").values()) for name in RUNS
+    ]
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert f"forward is {min(means):.2f} to {max(means):.2f} times as fast" in text
+
+
+def test_what_the_sm80_kernels_reached_is_what_was_measured() -> None:
+    rows = run("sm80/gpu-nvidia-h200-bfloat16")["summary"]
+    text = " ".join((ROOT / "docs/perf-log.md").read_text().split())
+    for direction in ("forward", "backward"):
+        x, y, z = (
+            f"{row['geomean']:.2f}"
+            for row in rows
+            if row["direction"] == direction and row["over"] == "torch-flash" and row.get("dim")
+        )
+        assert f"{direction} {x}, {y} and {z}" in text
+
+
+def test_the_speed_over_the_unfused_computation_is_that_measured() -> None:
+    bars = [bar["measured"] for bar in run(RUNS[2])["bars"] if "speed over unfused" in bar["name"]]
+    full, causal = re.findall(r"[\d.]+", bars[0])
+    text = (ROOT / "benchmarks/README.md").read_text()
+    assert f"at {full} times ({causal} with the\n" in text
+
+
+def test_the_time_of_the_host_is_that_measured() -> None:
+    printed = (ROOT / "benchmarks/results/host/h200.txt").read_text()
+    cpp, python = re.findall(r"([\d.]+) us", printed)[:2]
+    text = " ".join((ROOT / "docs/perf-log.md").read_text().split())
+    assert f"{cpp} us through C++, {python} through Python" in text
 
 
 @pytest.mark.parametrize(
@@ -175,11 +239,8 @@ def test_the_scores_on_hopper_are_those_measured(dtype: str, provider: str, name
     ],
 )
 def test_what_data_cost_the_softmax_is_what_was_measured(data: str, name: str) -> None:
-    file = ROOT / "benchmarks/results/softmax/h200.json"
-    times = {
-        (row["dim"], row["data"]): row["milliseconds"]
-        for row in json.loads(file.read_text())["rows"]
-    }
+    rows = run("softmax/h200")["rows"]
+    times = {(row["dim"], row["data"]): row["milliseconds"] for row in rows}
     parts = [times[dim, "ordinary scores"] / times[dim, data] for dim in (64, 128, 256)]
     figures = " | ".join(f"{x:.2f}".removeprefix("0") for x in parts)
     assert f"\n| {name} | {figures} |\n" in (ROOT / "docs/numerics.md").read_text()
